@@ -1,0 +1,1 @@
+"""The embedded reference models: their texts, recipe, training and packing."""
