@@ -22,7 +22,7 @@ from functools import cache
 from pathlib import Path
 
 from engine.errors import error, main_guard, nearest
-from evals import corpus_code, corpus_makers
+from evals import corpus_code, corpus_makers, corpus_sets, corpus_wiki
 from evals.corpus_files import AbsentText, default_cache, default_data_dir, locate
 
 __all__ = ["AbsentText", "Corpus", "Document", "available", "load", "training_documents"]
@@ -34,9 +34,17 @@ TRAINING_SEED = 20260
 # (path, options) -> units; what an environment provides also tells where it is from
 MAKERS = {
     "bible": corpus_makers.bible,
-    "gsm_symbolic": corpus_makers.gsm_symbolic,
+    "gsm8k": corpus_sets.gsm8k,
+    "gsm_symbolic": corpus_sets.gsm_symbolic,
+    "humaneval": corpus_sets.humaneval,
+    "mbpp": corpus_sets.mbpp,
+    "novel": corpus_makers.novel,
     "passages": corpus_makers.passages,
+    "sentences": corpus_makers.sentences,
     "topics": corpus_makers.topics,
+    "wheel_functions": corpus_code.wheel_functions,
+    "wikipedia": corpus_wiki.wikipedia,
+    "wikitext": corpus_makers.wikitext,
 }
 ENVIRONMENT_MAKERS = {
     "installed_code": corpus_code.installed_code,
@@ -74,9 +82,7 @@ def table() -> dict[str, dict]:
             raise error(f"{TABLE.name}, {name}: role '{row['role']}'", " or ".join(ROLES), "correct the row")
         known = MAKERS | ENVIRONMENT_MAKERS
         if row["maker"] not in known:
-            raise error(
-                f"{TABLE.name}, {name}: maker '{row['maker']}'", "a known maker", nearest(row["maker"], known)
-            )
+            raise error(f"{TABLE.name}, {name}: maker '{row['maker']}'", "a known maker", nearest(row["maker"], known))
     return rows
 
 
@@ -107,9 +113,7 @@ def units_of(corpus_id: str, data_dir: str | Path | None = None, cache_dir: str 
         units, origin = ENVIRONMENT_MAKERS[row["maker"]](None, options)
         return units, {"source": origin}
     data = Path(data_dir) if data_dir else default_data_dir()
-    path, source = locate(
-        row["sources"], row.get("sha256"), data, Path(cache_dir) if cache_dir else default_cache()
-    )
+    path, source = locate(row["sources"], row.get("sha256"), data, Path(cache_dir) if cache_dir else default_cache())
     return MAKERS[row["maker"]](path, options), {"source": [source]}
 
 
@@ -120,18 +124,14 @@ def load(corpus_id: str, data_dir: str | Path | None = None, cache_dir: str | Pa
     excluded = row.get("excluded", [])
     unknown = sorted(set(excluded) - {name for name, _ in units})
     if unknown:
-        raise error(
-            f"{corpus_id} excludes {unknown[0]}", "units of the text", "run python -m evals.overlap --write"
-        )
+        raise error(f"{corpus_id} excludes {unknown[0]}", "units of the text", "run python -m evals.overlap --write")
     kept = [(name, text) for name, text in units if name not in set(excluded)]
     if "document_bytes" in row:
         kept = list(corpus_makers.pack(kept, row["document_bytes"], row.get("glue", "\n\n")))
     documents = tuple(Document(name, text) for name, text in kept)
     found = text_hash(documents)
     if row.get("text_sha256", found) != found:
-        raise error(
-            f"{corpus_id} came out with sha256 {found}", row["text_sha256"], "report it: the maker changed"
-        )
+        raise error(f"{corpus_id} came out with sha256 {found}", row["text_sha256"], "report it: the maker changed")
     provenance |= {"units": len(units), "excluded": len(excluded)}
     return Corpus(corpus_id, row["topic"], row["licence"], row["role"], documents, found, provenance)
 
@@ -164,9 +164,7 @@ def main() -> None:
     parser.add_argument("id", nargs="?", help="the text to show")
     parser.add_argument("--role", choices=ROLES)
     parser.add_argument("--data-dir", help="folder of files; default EXPERTMISS_DATA")
-    parser.add_argument(
-        "--cache-dir", help="where wheels are kept; default EXPERTMISS_CACHE or ~/.cache/expertmiss"
-    )
+    parser.add_argument("--cache-dir", help="where wheels are kept; default EXPERTMISS_CACHE or ~/.cache/expertmiss")
     arguments = parser.parse_args()
     if arguments.command == "show":
         if arguments.id is None:

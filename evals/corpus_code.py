@@ -15,10 +15,12 @@ import hashlib
 import re
 import sysconfig
 import warnings
+import zipfile
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
-from evals.corpus_makers import Units, pack
+from engine.errors import error
+from evals.corpus_makers import Units, pack, slug
 
 SKIPPED_FOLDERS = {
     *(
@@ -43,9 +45,7 @@ SKIPPED_FOLDERS = {
         "deprecated",
     ),
 }
-SKIPPED_NAMES = re.compile(
-    r"(^|_)(tests?|generated|tables?|parsetab|unicode_?data|mapping|entities|pb2)(_|\.|$)"
-)
+SKIPPED_NAMES = re.compile(r"(^|_)(tests?|generated|tables?|parsetab|unicode_?data|mapping|entities|pb2)(_|\.|$)")
 PIECE_BYTES = 6_000
 
 
@@ -71,7 +71,8 @@ def is_table(block: str) -> bool:
 def definitions(source: str, limit: int) -> list[tuple[str, str]]:
     """Name and text of each top-level statement run, in file order; a class over `limit` bytes is cut into methods.
 
-    Comments directly above a definition stay with it, and so do the blank lines below it. Raises SyntaxError for source of another Python.
+    Comments directly above a definition stay with it, and so do the blank lines below it. Raises SyntaxError
+    for source of another Python.
     """
     lines = source.splitlines()
     with warnings.catch_warnings():
@@ -107,9 +108,7 @@ def source_units(path: Path, label: str, seen: set[bytes]) -> Units:
     try:
         source = path.read_text(encoding="utf-8")
         head = source[:1500].lower()
-        if "generated" in head and (
-            "do not edit" in head or "automatically" in head or "auto-generated" in head
-        ):
+        if "generated" in head and ("do not edit" in head or "automatically" in head or "auto-generated" in head):
             return []
         blocks = definitions(strip_header(source).expandtabs(4), PIECE_BYTES)
     except (UnicodeDecodeError, SyntaxError, ValueError):
@@ -205,3 +204,22 @@ def docstring_units(path: Path, label: str, seen: set[bytes]) -> Units:
 def installed_docstrings(path: Path | None, options: dict) -> tuple[Units, list[str]]:
     """Docstrings of the scientific packages: prose about mathematics, statistics, plotting and tables."""
     return installed(options, docstring_units)
+
+
+def wheel_functions(path: Path, options: dict) -> Units:
+    """One unit a module of a wheel: its first run of whole definitions that fits `lead_bytes`, in `modules` order."""
+    units = []
+    with zipfile.ZipFile(path) as archive:
+        for module in options["modules"]:
+            source = strip_header(archive.read(module).decode()).expandtabs(4)
+            blocks = [block for block in definitions(source, options["lead_bytes"]) if block[0]]
+            runs = pack(blocks, options["lead_bytes"])
+            fitting = [text for _, text in runs if 1_000 <= len(text.encode()) <= options["lead_bytes"]]
+            if not fitting:
+                raise error(
+                    f"{path.name}: {module} has no run of definitions",
+                    f"1000 to {options['lead_bytes']} bytes",
+                    "choose another module",
+                )
+            units.append((slug(module.removesuffix(".py")), fitting[0].strip("\n")))
+    return units

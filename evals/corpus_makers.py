@@ -1,26 +1,25 @@
-"""From a file to its units: what is one row, article, function or chapter of a text, and how does it read?
+"""From a file of prose to its units: what is one passage, chapter or article, and how does it read?
 
-A maker takes the verified path and the options of the text and returns `(unit id, text)` pairs in a fixed order.
-A unit is the smallest piece that may be left out (a test unit that shares 13 words with a training text); documents
-are whole units packed by evals/corpora.py. Makers only clean; they never sample at random without a named seed.
+A maker takes the verified path and the options of a text and returns `(unit id, text)` pairs in a fixed order. A
+unit is the smallest piece that can be left out. An id `name/3` is the third part of `name`: parts of one article
+are one cluster for statistics. Makers clean and choose; none draws at random.
 """
 
 from __future__ import annotations
 
 import ast
 import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+from engine.errors import error, nearest
 
 Units = list[tuple[str, str]]
 
 
 def pack(units: Units, limit: int, glue: str = "") -> Iterator[tuple[str, str]]:
-    """Join consecutive units into runs of at most `limit` bytes (a longer one stands alone), named by the first."""
+    """Join consecutive units into runs of at most `limit` bytes, named by their first; a longer one stays alone."""
     name, run = "", ""
     for unit_name, text in units:
         if run and len((run + glue + text).encode()) > limit:
@@ -31,8 +30,18 @@ def pack(units: Units, limit: int, glue: str = "") -> Iterator[tuple[str, str]]:
         yield name, run
 
 
-def read_jsonl(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+def pack_prose(name: str, paragraphs: list[str], limit: int) -> Units:
+    """The parts `name/0`, `name/1`, ... of one article or chapter; a paragraph over `limit` is cut at sentences."""
+    pieces = []
+    for paragraph in paragraphs:
+        sentences = re.split(r"(?<=[.!?])(?<! [A-Z].) (?=\S)", paragraph)
+        pieces += [("", text) for _, text in pack([("", text) for text in sentences], limit, " ")]
+    parts = [text for _, text in pack(pieces, limit, "\n\n")]
+    return [(f"{name}/{number}", text) for number, text in enumerate(parts)]
+
+
+def slug(title: str) -> str:
+    return re.sub(r"\W+", "_", title.lower()).strip("_")
 
 
 def passages(path: Path, options: dict) -> Units:
@@ -41,7 +50,7 @@ def passages(path: Path, options: dict) -> Units:
     BoolQ cuts its passages at a fixed length from the end, so most open in mid-word ("ce that time, chess programs").
     """
     units, seen = [], set()
-    for number, row in enumerate(read_jsonl(path)):
+    for number, row in enumerate(map(json.loads, path.read_text(encoding="utf-8").splitlines())):
         text = row["passage"].strip()
         title, dash, body = text.partition(" -- ")
         if not dash:
@@ -60,32 +69,58 @@ def passages(path: Path, options: dict) -> Units:
 
 
 def bible(path: Path, options: dict) -> Units:
-    """Chapters of the King James text, one verse paragraph a line; `without` or `books` choose the books.
+    """Chapters of the King James text; `books` or `without` choose the books.
 
-    The file is a Python module of one call; it is parsed, never run. The brackets around words that the translators
-    supplied ("[was]") are dropped: printed Bibles set them in italics.
+    The file is a Python module of one call; it is parsed, never run. With `lead_bytes` a chapter is cut after the
+    last verse that fits. The brackets around words the translators supplied ("[was]") are dropped: printed Bibles
+    set those words in italics.
     """
     tree = ast.parse(path.read_text(encoding="utf-8"))
     call = next(node.value for node in tree.body if isinstance(node, ast.Assign))
-    text = call.args[1].value
-    starts, ends, sizes = call.args[2], call.args[3], call.args[4]
-    books = [key.attr for key in sizes.keys]
+    _, text, starts, ends, sizes = call.args[:5]
     start = {key.value: value.value for key, value in zip(starts.keys, starts.values, strict=True)}
     end = {key.value: value.value for key, value in zip(ends.keys, ends.values, strict=True)}
-    chosen = options.get("books") or [book for book in books if book not in options["without"]]
-    unknown = {*chosen, *options.get("without", [])} - set(books)
-    assert not unknown, f"no such book: {unknown}"
+    number_of = {key.attr: number for number, key in enumerate(sizes.keys, 1)}
+    names = options.get("books", options.get("without", []))
+    if unknown := set(names) - set(number_of):
+        raise error(f"book '{min(unknown)}'", "a book of the Bible", nearest(min(unknown), number_of))
     units = []
-    for number, book in enumerate(books, 1):
-        if book not in chosen:
-            continue
-        chapters = sorted({verse // 1000 % 1000 for verse in start if verse // 1_000_000 == number})
-        for chapter in chapters:
-            verses = [verse for verse in start if verse // 1000 == number * 1000 + chapter]
-            body = text[start[min(verses)] : end[max(verses)]].strip()
-            body = re.sub(r"[\[\]]", "", body).replace("’", "'")
-            units.append((f"{book.lower()}_{chapter}", re.sub(r"\n\s*\n+", "\n", body)))
+    for book in options.get("books") or [book for book in number_of if book not in names]:
+        for chapter in sorted({verse // 1000 for verse in start if verse // 1_000_000 == number_of[book]}):
+            verses = sorted(verse for verse in start if verse // 1000 == chapter)
+            bodies = [text.value[start[verses[0]] : end[verse]] for verse in verses]
+            bodies = [re.sub(r"\s*\n\s*", "\n", re.sub(r"[\[\]]", "", body)).strip() for body in bodies]
+            fitting = [body for body in bodies if len(body.encode()) <= options.get("lead_bytes", 1 << 60)]
+            units.append((f"{book.lower()}_{chapter % 1000}", fitting[-1].replace("’", "'")))
+    return units[: options.get("count")]
+
+
+def novel(path: Path, options: dict) -> Units:
+    """Chapters of a hard-wrapped book in parts of `part_bytes`, lines joined into paragraphs, marks of italics off."""
+    units = []
+    for number, chapter in enumerate(re.split(r"(?m)^Chapter \d+\s*$", path.read_text(encoding="utf-8"))[1:], 1):
+        paragraphs = [" ".join(text.split()).replace("_", "") for text in re.split(r"\n\s*\n", chapter)]
+        units += pack_prose(f"chapter_{number}", [text for text in paragraphs if text], options["part_bytes"])
     return units
+
+
+def sentences(path: Path, options: dict) -> Units:
+    """One unit a line."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return [(f"line{number}", line.strip()) for number, line in enumerate(lines) if line.strip()]
+
+
+def wikitext(path: Path, options: dict) -> Units:
+    """WikiText-2 raw as it is, tokenised punctuation and ` @-@ ` included, article by article without empty lines."""
+    articles, title = {}, ""
+    for line in path.read_text(encoding="utf-8").splitlines():
+        line = line.strip()
+        if re.fullmatch(r"= [^=].*[^=] =", line):
+            title = f"{len(articles):02}_{slug(line)}"
+            articles[title] = []
+        if title and line:
+            articles[title].append(line)
+    return [unit for name, lines in articles.items() for unit in pack_prose(name, lines, options["part_bytes"])]
 
 
 def topics(path: Path, options: dict) -> Units:
@@ -93,58 +128,3 @@ def topics(path: Path, options: dict) -> Units:
     tree = ast.parse(path.read_text(encoding="utf-8"))
     table = ast.literal_eval(next(node.value for node in tree.body if isinstance(node, ast.Assign)))
     return [(name, re.sub(r"\n\*{5,}\n", "\n", text).strip()) for name, text in sorted(table.items())]
-
-
-# Run in a child process with the wheel on sys.path. The package's own __init__ imports solvers and puzzles that need
-# a dozen further packages; an empty parent module with the right __path__ lets the word problems be imported alone.
-GENERATE = """
-import importlib, json, os, random, sys, types
-wheel, seed, count, with_, without = json.loads(sys.argv[1])
-sys.path.insert(0, wheel)
-for name in ("reasoning_gym", "reasoning_gym.arithmetic"):
-    module = types.ModuleType(name)
-    module.__path__ = [wheel + "/" + name.replace(".", "/")]
-    sys.modules[name] = module
-importlib.import_module("reasoning_gym.coaching")
-gsm = importlib.import_module("reasoning_gym.arithmetic.gsm_symbolic.gsm_symbolic")
-makers = gsm.GSMSymbolicDataset(gsm.GSMSymbolicDatasetConfig(seed=seed, size=1)).generators
-templates = [t for t in gsm.tasks_ok if t not in without and (not with_ or t in with_)]
-for i in range(count):
-    template = templates[i % len(templates)]
-    row = makers[template](random.Random(seed * 1_000_003 + i), 1.0)
-    cot = row.get("answer_cot") or row["metadata"]["answer_cot"]
-    print(json.dumps([template, row["question"], cot]))
-"""
-
-
-def gsm_symbolic(path: Path, options: dict) -> Units:
-    """Generated word problems with worked answers, in the layout of GSM8K.
-
-    `seed` and `count` choose the problems, `templates` or `without` the templates (they rewrite rows of the GSM8K
-    test split). PYTHONHASHSEED is fixed because a generator may walk a set.
-    """
-    arguments = [
-        str(path),
-        options["seed"],
-        options["count"],
-        options.get("templates"),
-        options.get("without", []),
-    ]
-    command = [sys.executable, "-I", "-c", GENERATE, json.dumps(arguments)]
-    environment = {**os.environ, "PYTHONHASHSEED": "0"}
-    run = subprocess.run(command, capture_output=True, text=True, env=environment)
-    if run.returncode:
-        raise RuntimeError(f"reasoning-gym could not generate: {run.stderr.strip().splitlines()[-1]}")
-    units, seen = [], set()
-    for number, line in enumerate(run.stdout.splitlines()):
-        template, question, cot = json.loads(line)
-        if question not in seen:
-            seen.add(question)
-            units.append((f"t{template}_{number}", word_problem(question, cot)))
-    return units
-
-
-def word_problem(question: str, worked: str) -> str:
-    """One layout for every word problem: calculator marks `<<3*4=12>>` are dropped, the last line is `#### answer`."""
-    worked = re.sub(r"<<[^>]*>>", "", worked)
-    return f"Question: {' '.join(question.split())}\nAnswer: {worked.strip()}"
