@@ -1,0 +1,565 @@
+"""The decision: what one event does about its misses. Written once, run by emulator, simulator and engine.
+
+An event is one (token, MoE layer) with its whole top-K. `scan` takes the events of one layer and lane in order (the
+model's chosen experts, their weights and scores) and fills a decision log: what is executed instead, with which
+weights, and every movement of an expert. All it remembers lies in `State`. It knows no model, device, clock or file:
+when a background load completes is counted in steps (`Rule.delay`) or told from outside (`complete_load`). The
+numbers in `decide_event` are the steps of one event in the documentation (docs/decision.md).
+
+    moves = scan(state, row, rule, events, log)
+
+Axes: G rows of state (lane x layer), T events, E experts, K chosen an event, S slots. The lowest eviction score leaves
+first; every tie ends at the lower expert id, so a run is a pure function of its inputs. Everything compiled lies in
+this one file because numba's cache on disk watches a function's own file alone.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+# ---- the sheets' words as codes -------------------------------------------------------------------------------------
+MISS_RULES = {"drop": 0, "fetch": 1, "mass_budget": 2, "substitute_all": 3, "threshold": 4}
+STANDINS = {"next_best": 0, "random": 1}
+EVICTIONS = {"belady": 0, "fifo": 1, "lfu": 2, "lfu_decay": 3, "lru": 4, "random": 5}
+
+HIT, FETCH, SUBSTITUTE, DROP = 0, 1, 2, 3  # kind of an entry of the decision log
+# causes of a move: fetched now / a pending load promoted / a background load issued / it arrived
+FETCHED, PROMOTED, ISSUED, ARRIVED = 0, 1, 2, 3
+NEVER = np.int32(2**31 - 1)  # due step of a load completed from outside; next use of an expert not used again
+_RESCALE = 2.0**500  # decayed counters are divided by this, exactly, before their unit overflows
+
+# ---- state: three record arrays, every field the kernel's to write --------------------------------------------------
+SLOT = np.dtype(
+    [
+        ("expert", np.int32),  # the resident, or -1
+        ("load", np.int32),  # the expert whose load is pending into this slot, or -1
+        ("pending", np.int32),  # a list apart: entry i is the i-th pending expert, i < row.pending
+    ],
+    align=True,
+)
+EXPERT = np.dtype(  # 64 bytes: what one event asks of an expert lies in one cache line
+    [
+        ("slot", np.int32),  # where it is resident, or -1
+        ("load_slot", np.int32),  # where its load is pending, or -1
+        ("due", np.int32),  # step at which that load completes
+        ("in_use", np.int32),  # last step in which an event hit, fetched or borrowed it
+        ("last_used", np.int32),  # step of its last execution, -1 never
+        ("loaded_at", np.int32),  # step at which it entered its slot, -1 at the start
+        ("next_use", np.int32),  # step of its next demand (belady only)
+        ("over", np.int32),  # a list apart: entry i is the i-th absent expert with A >= beta, i < row.over
+        ("demand", np.float64),  # how often chosen; kept across evictions, like the next two
+        ("decayed", np.float64),  # the same with a half-life, in units of row.unit
+        ("missing_mass", np.float64),  # A[e]
+    ],
+    align=True,
+)
+ROW = np.dtype(
+    [
+        ("unit", np.float64),  # what one demand adds to `decayed` at this step
+        ("step", np.int32),  # events so far
+        ("layer", np.int32),
+        ("free", np.int32),  # slots with neither resident nor pending load
+        ("pending", np.int32),
+        ("over", np.int32),
+    ],
+    align=True,
+)
+MOVE = np.dtype(
+    [
+        ("step", np.int32),
+        ("expert", np.int32),
+        ("slot", np.int32),
+        ("victim", np.int32),  # who leaves the slot for it, -1 nobody
+        ("cause", np.int32),
+    ],
+    align=True,
+)
+
+
+class State(NamedTuple):
+    """Slots and statistics of G rows; made by engine.residency."""
+
+    slots: np.ndarray  # [G, S] SLOT
+    experts: np.ndarray  # [G, E] EXPERT
+    rows: np.ndarray  # [G] ROW
+
+
+class Rule(NamedTuple):
+    """A policy as numbers; made by engine.policies from a row of the sheet."""
+
+    miss: int
+    tau: float  # threshold on g, in (0, inf]
+    share: float  # mass_budget: share of the token's mass
+    standin: int
+    eviction: int
+    growth: float  # 2 ** (1 / half-life in events)
+    beta: float  # background admission threshold, inf: none
+    delay: int  # events until a background load completes, 0: told from outside
+    own_weights: bool  # stand-ins get the model's own weight and the row is rescaled; else the missing expert's
+    sigmoid: bool  # the model turns logits into weights by a sigmoid, not a softmax
+    renormalise: bool  # drop: rescale the rest to the row's former sum
+    standin_recency: bool  # standing in counts as use for recency
+    seed: int
+
+
+class Events(NamedTuple):
+    """What the model wants, in its own order. Scores and logits may have width 0 where nothing is substituted."""
+
+    chosen: np.ndarray  # [T, K] int32
+    chosen_scores: np.ndarray  # [T, K] float32, their selection scores
+    weights: np.ndarray  # [T, K] float32, gate weights
+    scores: np.ndarray  # [T, E] float32, selection scores
+    logits: np.ndarray  # [T, E] float32, router logits
+
+
+class Work(NamedTuple):
+    """Scratch of one event, all [K], by rank; made once a scan."""
+
+    order: np.ndarray  # int64, position of each rank
+    g: np.ndarray  # float32, normalised gate weight
+    kind: np.ndarray  # int64
+    picked: np.ndarray  # int64, stand-ins, best first
+    picked_score: np.ndarray  # float64
+
+
+class Log(NamedTuple):
+    """The decision log: what is executed, position by position of `Events`."""
+
+    executed: np.ndarray  # [T, K] int32, -1 dropped
+    weights: np.ndarray  # [T, K] float32
+    kind: np.ndarray  # [T, K] int8, HIT | FETCH | SUBSTITUTE | DROP
+    first: np.ndarray  # [T] int8, position of the first choice
+
+
+# ---- slots ----------------------------------------------------------------------------------------------------------
+@njit(cache=True, inline="always")
+def _hash(seed, salt, layer, step, expert):
+    """A number in [0, 1) that depends on its arguments alone (splitmix64's finaliser over their mix)."""
+    x = np.uint64(seed) + np.uint64(salt) * np.uint64(0x9E3779B97F4A7C15)
+    for part in (np.uint64(layer), np.uint64(step), np.uint64(expert)):
+        x = (x ^ part) + np.uint64(0x9E3779B97F4A7C15)
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        x = x ^ (x >> np.uint64(31))
+    return np.float64(x >> np.uint64(11)) * 2.0**-53
+
+
+@njit(cache=True, inline="always")
+def _eviction_score(expert, e, row, rule):
+    """Of the resident `e`, whose record is `expert`; the lowest leaves first."""
+    if rule.eviction == 3:  # lfu_decay: all in one unit, so no counter need be decayed to compare
+        return expert.decayed
+    if rule.eviction == 4:  # lru
+        return np.float64(expert.last_used)
+    if rule.eviction == 2:  # lfu
+        return expert.demand
+    if rule.eviction == 1:  # fifo
+        return np.float64(expert.loaded_at)
+    if rule.eviction == 0:  # belady: the farthest next demand leaves first
+        return -np.float64(expert.next_use)
+    return _hash(rule.seed, 1, row.layer, row.step, e)  # random
+
+
+@njit(cache=True, inline="always")
+def _find_victim(slots, experts, row, rule):
+    """Slot of the resident with the lowest (score, last use, id) among those this event does not use, or -1."""
+    best = -1
+    best_slot = -1
+    best_score = np.inf
+    for slot in range(slots.size):
+        e = slots[slot].expert
+        if e < 0:
+            continue
+        score = _eviction_score(experts[e], e, row, rule)
+        if score > best_score or experts[e].in_use == row.step:
+            continue
+        if score == best_score and best >= 0:
+            used, best_used = experts[e].last_used, experts[best].last_used
+            if used > best_used or (used == best_used and e > best):
+                continue
+        best, best_slot, best_score = e, slot, score
+    return best_slot
+
+
+@njit(cache=True, inline="always")
+def _vacate(slots, experts, row, rule):
+    """A slot to load into: (free slot, -1), else (the victim's slot, victim), else (-1, -1)."""
+    if row.free > 0:
+        for slot in range(slots.size):
+            if slots[slot].expert < 0 and slots[slot].load < 0:
+                row.free -= 1
+                return slot, -1
+    slot = _find_victim(slots, experts, row, rule)
+    if slot < 0:
+        return -1, -1
+    victim = slots[slot].expert
+    slots[slot].expert = -1
+    experts[victim].slot = -1
+    if experts[victim].missing_mass >= rule.beta:
+        _add_over(experts, row, victim)
+    return slot, victim
+
+
+@njit(cache=True, inline="always")
+def _settle(slots, experts, row, slot, e):
+    """Expert `e` is resident in `slot` from now on."""
+    slots[slot].expert = e
+    experts[e].slot = slot
+    experts[e].loaded_at = row.step
+
+
+@njit(cache=True, inline="always")
+def _end_load(slots, experts, row, e):
+    """Take the pending load of `e` off the list; its slot."""
+    slot = experts[e].load_slot
+    experts[e].load_slot = -1
+    slots[slot].load = -1
+    row.pending -= 1
+    for i in range(row.pending):
+        if slots[i].pending == e:
+            slots[i].pending = slots[row.pending].pending
+            break
+    return slot
+
+
+@njit(cache=True, inline="always")
+def _add_over(experts, row, e):
+    experts[row.over].over = e
+    row.over += 1
+
+
+@njit(cache=True, inline="always")
+def _remove_over(experts, row, e):
+    row.over -= 1
+    for i in range(row.over):
+        if experts[i].over == e:
+            experts[i].over = experts[row.over].over
+            break
+
+
+@njit(cache=True, inline="always")
+def _record(moves, n, step, e, slot, victim, cause):
+    move = moves[n]
+    move.step, move.expert, move.slot, move.victim, move.cause = step, e, slot, victim, cause
+    return n + 1
+
+
+# ---- miss rules: misses come in marked FETCH; g and kind are by rank ------------------------------------------------
+@njit(cache=True, inline="always")
+def _mark_threshold(rule, g, kind):
+    """Fetch the first choice and whatever weighs at least tau; substitute the rest."""
+    for rank in range(1, kind.size):
+        if kind[rank] == FETCH and g[rank] < rule.tau:
+            kind[rank] = SUBSTITUTE
+
+
+@njit(cache=True, inline="always")
+def _mark_substitute_all(rule, g, kind):
+    """Substitute even the first choice."""
+    for rank in range(kind.size):
+        if kind[rank] == FETCH:
+            kind[rank] = SUBSTITUTE
+
+
+@njit(cache=True, inline="always")
+def _mark_mass_budget(rule, g, kind):
+    """Substitute the lightest first while their sum stays within the share; of equals, the lower rank is kept."""
+    total = 0.0
+    for _ in range(kind.size):
+        lightest = -1
+        for k in range(kind.size - 1, -1, -1):
+            if kind[k] == FETCH and (lightest < 0 or g[k] < g[lightest]):
+                lightest = k
+        if lightest < 0 or total + g[lightest] > rule.share:
+            return
+        total += g[lightest]
+        kind[lightest] = SUBSTITUTE
+
+
+@njit(cache=True, inline="always")
+def _mark_drop(rule, g, kind):
+    """Drop every miss; an event without a hit fetches its first choice: no token loses all its experts."""
+    hits = 0
+    for rank in range(kind.size):
+        if kind[rank] == HIT:
+            hits += 1
+        else:
+            kind[rank] = DROP
+    if hits == 0:
+        kind[0] = FETCH
+
+
+@njit(cache=True, inline="always")
+def _mark_misses(rule, g, kind):
+    if rule.miss == 4:
+        _mark_threshold(rule, g, kind)
+    elif rule.miss == 3:
+        _mark_substitute_all(rule, g, kind)
+    elif rule.miss == 2:
+        _mark_mass_budget(rule, g, kind)
+    elif rule.miss == 0:
+        _mark_drop(rule, g, kind)
+
+
+# ---- stand-ins and their weights ------------------------------------------------------------------------------------
+@njit(cache=True, inline="always")
+def _pick_standins(slots, experts, row, rule, scores, t, wanted, work):
+    """The `wanted` best residents that this event does not use, best first, into picked[:n]; returns n <= wanted."""
+    picked, picked_score = work.picked, work.picked_score
+    n = 0
+    last = -np.inf  # score of the worst of a full list
+    for slot in range(slots.size):
+        e = slots[slot].expert
+        if e < 0:
+            continue
+        if rule.standin == 0:  # next_best
+            score = np.float64(scores[t, e])
+        else:  # random
+            score = _hash(rule.seed, 2, row.layer, row.step, e)
+        if score < last or experts[e].in_use == row.step:
+            continue
+        if n == wanted:
+            if score == last and e > picked[n - 1]:
+                continue
+            n -= 1
+        i = n
+        while i > 0 and (picked_score[i - 1] < score or (picked_score[i - 1] == score and picked[i - 1] > e)):
+            picked[i] = picked[i - 1]
+            picked_score[i] = picked_score[i - 1]
+            i -= 1
+        picked[i] = e
+        picked_score[i] = score
+        n += 1
+        if n == wanted:
+            last = picked_score[n - 1]
+    return n
+
+
+@njit(cache=True, inline="always")
+def _own_ratio(rule, logit, of_logit):
+    """What the model's own score rule gives one expert, over what it gives another."""
+    if rule.sigmoid:
+        return (1.0 + np.exp(-np.float64(of_logit))) / (1.0 + np.exp(-np.float64(logit)))
+    return np.exp(np.float64(logit) - np.float64(of_logit))
+
+
+@njit(cache=True, inline="always")
+def _combine_weights(rule, events, log, t):
+    """Weights of what is executed. A row without substitution or renormalised drop keeps the model's bits."""
+    before = 0.0
+    after = 0.0
+    rescale = False
+    for k in range(log.kind.shape[1]):
+        weight = np.float64(events.weights[t, k])
+        before += weight
+        if log.kind[t, k] == SUBSTITUTE and rule.own_weights:
+            weight *= _own_ratio(rule, events.logits[t, log.executed[t, k]], events.logits[t, events.chosen[t, k]])
+            rescale = True
+        elif log.kind[t, k] == DROP:
+            weight = 0.0
+            rescale = rescale or rule.renormalise
+        after += weight
+        log.weights[t, k] = weight
+    if rescale and after > 0.0:
+        for k in range(log.kind.shape[1]):
+            log.weights[t, k] = np.float64(log.weights[t, k]) * (before / after)
+
+
+# ---- one event ------------------------------------------------------------------------------------------------------
+# _nrt=False: nothing is allocated here, and reference counting of the arrays took a fifth of the time
+@njit(cache=True, _nrt=False)
+def decide_event(slots, experts, row, rule, events, t, log, moves, n, work):
+    """Event `t` of one row of state. `n` moves are logged so far; returns the new count.
+
+    slots [S], experts [E], row: one row of State.
+    """
+    chosen, chosen_scores = events.chosen, events.chosen_scores
+    K = chosen.shape[1]
+    step = row.step
+    order, g, kind, picked = work.order, work.g, work.kind, work.picked
+
+    # loads that are due by now
+    i = 0
+    while i < row.pending:
+        e = slots[i].pending
+        if experts[e].due <= step:
+            slot = _end_load(slots, experts, row, e)  # the last of the list takes place i
+            _settle(slots, experts, row, slot, e)
+            n = _record(moves, n, step, e, slot, -1, ARRIVED)
+        else:
+            i += 1
+
+    # 1. ranks: by selection score, then lower id
+    total = np.float32(0.0)
+    for k in range(K):
+        e, score = chosen[t, k], chosen_scores[t, k]
+        total += events.weights[t, k]
+        i = k
+        while i > 0:
+            above = order[i - 1]
+            if chosen_scores[t, above] > score or (chosen_scores[t, above] == score and chosen[t, above] < e):
+                break
+            order[i] = above
+            i -= 1
+        order[i] = k
+
+    log.first[t] = order[0]
+
+    # 2. hits
+    misses = 0
+    for rank in range(K):
+        k = order[rank]
+        g[rank] = events.weights[t, k] / total
+        if experts[chosen[t, k]].slot >= 0:
+            kind[rank] = HIT
+            experts[chosen[t, k]].in_use = step
+        else:
+            kind[rank] = FETCH
+            misses += 1
+
+    if misses > 0:
+        # 3. the miss rule
+        _mark_misses(rule, g, kind)
+
+        # 4. stand-ins in rank order; none left: that miss is fetched
+        wanted = 0
+        for rank in range(K):
+            wanted += kind[rank] == SUBSTITUTE
+        if wanted > 0:
+            found = _pick_standins(slots, experts, row, rule, events.scores, t, wanted, work)
+            taken = 0
+            for rank in range(K):
+                if kind[rank] == SUBSTITUTE:
+                    if taken < found:
+                        log.executed[t, order[rank]] = picked[taken]
+                        experts[picked[taken]].in_use = step
+                        taken += 1
+                    else:
+                        kind[rank] = FETCH
+
+        # 5. fetches in rank order: a pending load is promoted; else a free slot, else the victim's
+        for rank in range(K):
+            if kind[rank] != FETCH:
+                continue
+            e = chosen[t, order[rank]]
+            if experts[e].load_slot >= 0:
+                slot = _end_load(slots, experts, row, e)
+                n = _record(moves, n, step, e, slot, -1, PROMOTED)
+            else:
+                if experts[e].missing_mass >= rule.beta:
+                    _remove_over(experts, row, e)
+                slot, victim = _vacate(slots, experts, row, rule)
+                n = _record(moves, n, step, e, slot, victim, FETCHED)
+            _settle(slots, experts, row, slot, e)
+            experts[e].in_use = step
+
+    # 6. statistics
+    for rank in range(K):
+        k = order[rank]
+        e = chosen[t, k]
+        expert = experts[e]
+        log.kind[t, k] = kind[rank]
+        expert.demand += 1.0
+        expert.decayed += row.unit
+        if kind[rank] == HIT or kind[rank] == FETCH:
+            log.executed[t, k] = e
+            expert.last_used = step
+            expert.missing_mass = 0.0
+            continue
+        before = expert.missing_mass
+        expert.missing_mass = before + g[rank]
+        if before < rule.beta and expert.missing_mass >= rule.beta and expert.load_slot < 0:
+            _add_over(experts, row, e)
+        if kind[rank] == DROP:
+            log.executed[t, k] = -1
+        elif rule.standin_recency:
+            experts[log.executed[t, k]].last_used = step
+    row.unit *= rule.growth
+    if row.unit > _RESCALE:
+        row.unit /= _RESCALE
+        for e in range(experts.size):
+            experts[e].decayed /= _RESCALE
+
+    # 7. background: the most missed first; the victim leaves when the load is issued
+    while row.over > 0 and row.pending < slots.size - K:
+        best = experts[0].over
+        for i in range(1, row.over):
+            e = experts[i].over
+            mass, best_mass = experts[e].missing_mass, experts[best].missing_mass
+            if mass > best_mass or (mass == best_mass and e < best):
+                best = e
+        slot, victim = _vacate(slots, experts, row, rule)
+        if slot < 0:
+            break
+        _remove_over(experts, row, best)
+        expert = experts[best]
+        expert.missing_mass = 0.0
+        expert.load_slot = slot
+        expert.due = step + rule.delay if rule.delay > 0 else NEVER
+        slots[slot].load = best
+        slots[row.pending].pending = best
+        row.pending += 1
+        n = _record(moves, n, step, best, slot, victim, ISSUED)
+
+    # 8. combine weights
+    _combine_weights(rule, events, log, t)
+    row.step = step + 1
+    return n
+
+
+@njit(cache=True)
+def complete_load(slots, experts, row, e):
+    """Completion `clock` or `real`: the load of expert `e` has ended. False if none was pending."""
+    if experts[e].load_slot < 0:
+        return False
+    _settle(slots, experts, row, _end_load(slots, experts, row, e), e)
+    return True
+
+
+@njit(cache=True)
+def _link_next_use(experts, step, chosen):
+    """For belady: the next demand of every demand [T, K], and every expert's first, by one pass backwards."""
+    T, K = chosen.shape
+    for e in range(experts.size):
+        experts[e].next_use = NEVER
+    linked = np.empty((T, K), np.int32)
+    for t in range(T - 1, -1, -1):
+        for k in range(K):
+            linked[t, k] = experts[chosen[t, k]].next_use
+        for k in range(K):
+            experts[chosen[t, k]].next_use = step + t
+    return linked
+
+
+@njit(cache=True, nogil=True)
+def scan(state, r, rule, events, log):
+    """All T events of row `r` in order; fills `log` and returns the moves [N] MOVE.
+
+    `belady` sees the future of this call alone: give it the whole trace at once.
+    """
+    slots, experts, row = state.slots[r], state.experts[r], state.rows[r]
+    T, K = events.chosen.shape
+    work = Work(
+        np.empty(K, np.int64),
+        np.empty(K, np.float32),
+        np.empty(K, np.int64),
+        np.empty(K, np.int64),
+        np.empty(K, np.float64),
+    )
+    moves = np.empty(T + 8 * slots.size, MOVE)
+    n = 0
+    clairvoyant = rule.eviction == 0
+    linked = _link_next_use(experts, row.step, events.chosen) if clairvoyant else np.empty((0, 0), np.int32)
+    for t in range(T):
+        if n + 3 * slots.size > moves.size:  # an event logs at most S - K arrivals, K fetches, S - K issues
+            longer = np.empty(2 * moves.size, MOVE)
+            longer[:n] = moves[:n]
+            moves = longer
+        if clairvoyant:
+            for k in range(K):
+                experts[events.chosen[t, k]].next_use = linked[t, k]
+        n = decide_event(slots, experts, row, rule, events, t, log, moves, n, work)
+    return moves[:n].copy()

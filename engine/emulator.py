@@ -1,0 +1,222 @@
+"""The emulator: all weights are there, misses are pretended.
+
+It turns what the model chose into what the policy executes and hands that to the model's own expert code. A text goes
+layer by layer: a sequential scan of decisions over its tokens, then one batched expert call; generation goes token by
+token through the same code. It can also be given a decision log and score exactly that (`Replayer`).
+
+    with attach(model) as attachment:
+        emulator = Emulator(attachment, policy, slots=64, demand=demand)
+        with emulator.phase("decode"):
+            model(input_ids)                       # [1, T]: T events a layer
+    emulator.log()
+
+Prefill is exact: the state follows the `fetch` decision, index and weights go through untouched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from engine.decision import MISS_RULES
+from engine.errors import error
+from engine.hook import Attachment, Call
+from engine.log import DecisionLog, join_moves
+from engine.policies import Policy
+from engine.residency import Demand, Residency
+
+PHASES = ("prefill", "decode")
+
+
+@dataclass(frozen=True)
+class _Phase:
+    kind: str
+    lanes: np.ndarray | None  # [B] lane of each sequence of the batch; None: all rows are lane 0, in order
+    valid: np.ndarray | None  # [B, T] bool, False is padding: no event
+
+
+class PhasedHandler:
+    """What emulator and log player share: the caller opens the phase; nothing infers it from T."""
+
+    _phase: _Phase | None = None
+
+    @contextmanager
+    def phase(
+        self, kind: str, lanes: Sequence[int] | None = None, valid: torch.Tensor | np.ndarray | None = None
+    ) -> Iterator[None]:
+        """kind: prefill | decode. lanes [B]: the lane of each sequence; valid [B, T]: False marks padding."""
+        if kind not in PHASES:
+            raise error(f"phase '{kind}'", " or ".join(PHASES), "open one of them")
+        if self._phase is not None:
+            raise RuntimeError("a phase is already open")
+        mask = None if valid is None else np.asarray(valid, bool)
+        if lanes is not None and mask is None:
+            raise error("lanes without a valid mask", "valid [B, T]", "pass both")
+        self._phase = _Phase(kind, None if lanes is None else np.asarray(lanes), mask)
+        try:
+            yield
+        finally:
+            self._phase = None
+
+    def _rows_of_lanes(self, tokens: int) -> list[tuple[int, np.ndarray | slice]]:
+        """(lane, rows of the flattened batch in order) for every lane of the open phase."""
+        phase = self._phase
+        if phase is None:
+            raise RuntimeError("the model ran outside a phase")
+        if phase.valid is None:
+            return [(0, slice(None))]
+        if phase.valid.size != tokens:
+            raise error(f"a valid mask of {phase.valid.shape}", f"{tokens} tokens", "pass the batch's own mask")
+        rows = np.flatnonzero(phase.valid)
+        if phase.lanes is None:
+            return [(0, rows)]
+        lane_of_row = np.repeat(phase.lanes, phase.valid.shape[1])[rows]
+        return [(int(lane), rows[lane_of_row == lane]) for lane in np.unique(lane_of_row)]
+
+
+class Emulator(PhasedHandler):
+    """One policy at one slot budget over one attached model; holds the residency and the log of what it decided."""
+
+    def __init__(
+        self,
+        attachment: Attachment,
+        policy: Policy,
+        *,
+        slots: int,
+        demand: Demand | None = None,
+        lanes: int = 1,
+        delay: int = 1,
+    ) -> None:
+        """demand: calibration demand for the warm start, None starts cold. delay: 1 is `next_step`, n is delay(n)."""
+        if policy.clairvoyant:
+            raise error(
+                f"policy '{policy.id}' (eviction belady) in the emulator",
+                "a policy that does not need the future",
+                "replay it over a recorded trace (engine.trace)",
+            )
+        if delay < 1:
+            raise error(
+                f"a delay of {delay} tokens", "1 or more", "completion from outside belongs to the other instruments"
+            )
+        self.policy = policy
+        self._attachment = attachment
+        rule = policy.rule(sigmoid=attachment.sigmoid, delay=delay)
+        self._prefill_rule = rule._replace(miss=MISS_RULES["fetch"])
+        self.residency = Residency(
+            layers=len(attachment.layers),
+            experts=attachment.experts,
+            top_k=attachment.top_k,
+            slots=slots,
+            rule=rule,
+            lanes=lanes,
+        )
+        if demand is not None:
+            self.residency.warm(demand)
+        self.clear_log()
+        attachment.handler = self._experts
+
+    # ---- log -------------------------------------------------------------------------------------------------------
+    def clear_log(self) -> None:
+        layers = range(self.residency.layers)
+        self._logs: list[list] = [[] for _ in layers]
+        self._moves: list[list[np.ndarray]] = [[] for _ in layers]
+
+    def log(self, **provenance: str) -> DecisionLog:
+        """Everything decided in decode phases since the last `clear_log`, in the order of the calls."""
+        if not self._logs[0]:
+            raise RuntimeError("nothing was decided yet")
+        arrays = [
+            np.stack([np.concatenate([part[i] for part in layer]) for layer in self._logs], axis=1) for i in range(5)
+        ]
+        return DecisionLog(*arrays, moves=join_moves(self._moves), provenance=provenance)
+
+    # ---- the handler -------------------------------------------------------------------------------------------------
+    def _experts(self, call: Call) -> torch.Tensor:
+        groups = self._rows_of_lanes(len(call.hidden))
+        prefill = self._phase.kind == "prefill"
+        index = call.index.cpu().numpy()  # [T, K]
+        weights = call.weights.float().cpu().numpy()
+        scores = call.scores.cpu().numpy()
+        logits = scores if call.logits is call.scores else call.logits.cpu().numpy()
+        new_index, new_weights = index.copy(), weights.copy()
+        for lane, rows in groups:
+            decided, moves = self.residency.decide(
+                lane,
+                call.layer,
+                index[rows],
+                weights[rows],
+                scores[rows],
+                logits[rows],
+                rule=self._prefill_rule if prefill else None,
+            )
+            if prefill:
+                continue
+            g = weights[rows] / weights[rows].sum(axis=1, keepdims=True)
+            self._logs[call.layer].append(
+                (decided.executed.astype(np.int16), decided.weights, decided.kind, decided.first, g)
+            )
+            self._moves[call.layer].append(moves)
+            new_index[rows], new_weights[rows] = computable(decided.executed), decided.weights
+        if prefill:
+            return call.compute(call.index, call.weights)
+        return call.compute(*_as_call(call, new_index, new_weights))
+
+
+class Replayer(PhasedHandler):
+    """Scores a given decision log: executes what it says, decides nothing. Rows are consumed in order, a layer each."""
+
+    def __init__(self, attachment: Attachment, log: DecisionLog) -> None:
+        layers, top_k = log.executed.shape[1:]
+        if (layers, top_k) != (len(attachment.layers), attachment.top_k):
+            raise error(
+                f"a decision log of {layers} layers, top-{top_k}",
+                f"{len(attachment.layers)} layers, top-{attachment.top_k}",
+                "score it on the model that wrote it",
+            )
+        if log.executed.max() >= attachment.experts or log.executed.min() < -1:
+            raise error(
+                "a decision log with expert ids out of range", f"ids below {attachment.experts}", "check the file"
+            )
+        self._log = log
+        self._next = [0] * layers
+        attachment.handler = self._experts
+
+    @property
+    def finished(self) -> bool:
+        return all(n == len(self._log.executed) for n in self._next)
+
+    def _experts(self, call: Call) -> torch.Tensor:
+        groups = self._rows_of_lanes(len(call.hidden))
+        if self._phase.kind == "prefill":
+            return call.compute(call.index, call.weights)
+        index, weights = call.index.cpu().numpy().copy(), call.weights.float().cpu().numpy().copy()
+        for _, rows in groups:
+            start = self._next[call.layer]
+            stop = start + len(index[rows])
+            if stop > len(self._log.executed):
+                raise error(f"a text of more than {len(self._log.executed)} tokens", "the log's own text", "check both")
+            executed = self._log.executed[start:stop, call.layer].astype(np.int64)
+            index[rows], weights[rows] = computable(executed), self._log.weights[start:stop, call.layer]
+            self._next[call.layer] = stop
+        return call.compute(*_as_call(call, index, weights))
+
+
+def computable(executed: np.ndarray) -> np.ndarray:
+    """executed [T, K] with -1 (dropped, weight 0) replaced by an expert the event runs anyway: nothing else is read."""
+    dropped = executed < 0
+    if not dropped.any():
+        return executed
+    any_kept = executed.max(axis=1, keepdims=True)
+    return np.where(dropped, any_kept, executed)
+
+
+def _as_call(call: Call, index: np.ndarray, weights: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+    """numpy back to the call's devices and types; an untouched weight keeps its bits: float32 holds every half type."""
+    return (
+        torch.from_numpy(np.ascontiguousarray(index)).to(call.index.device, call.index.dtype),
+        torch.from_numpy(weights).to(call.weights.device, call.weights.dtype),
+    )

@@ -1,0 +1,270 @@
+"""Attach to any transformers MoE: who chose what, in which layer, and a handler in place of the experts' computation.
+
+transformers sends every MoE family through one registry of experts functions. `attach` registers one of ours, writes
+layer number and state on each experts module, takes the router's logits by a forward hook on the module that the
+family itself names in `_can_record_outputs["router_logits"]`, and then proves on 256 random tokens that it
+understands the family: from the logits alone one of SCORE_RULES must give the chosen set and weights that the experts
+really got. A family that passes none is refused by name. There is no file per family.
+
+    with attach(model) as attachment:
+        attachment.handler = my_handler        # handler(call: Call) -> hidden [T, D]
+        model(input_ids)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+from transformers.utils.output_capturing import OutputRecorder
+
+from engine.errors import error
+
+IMPLEMENTATION = "expertmiss"
+_CHECK_TOKENS = 256
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of one layer's experts. index, weights: [T, K] as the model chose; scores, logits: [T, E] float32."""
+
+    layer: int
+    module: nn.Module
+    hidden: torch.Tensor  # [T, D]
+    index: torch.Tensor
+    weights: torch.Tensor
+    scores: torch.Tensor  # selection scores: what the router ranks by
+    logits: torch.Tensor  # router logits: what the weights are made of
+    stock: Callable[..., torch.Tensor]  # the implementation in use before attach
+
+    def compute(self, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """The model's own expert code on another index and weights."""
+        return self.stock(self.module, self.hidden, index, weights)
+
+
+Handler = Callable[[Call], torch.Tensor]
+
+
+def stock_handler(call: Call) -> torch.Tensor:
+    return call.compute(call.index, call.weights)
+
+
+# ---- score rules: from router logits to selection scores and to the logits behind the weights -----------------------
+@dataclass(frozen=True)
+class ScoreRule:
+    """scores(router, logits) -> (selection scores, logits) both [T, E] float32; sigmoid: weights follow a sigmoid."""
+
+    scores: Callable[[nn.Module, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+    sigmoid: bool
+
+
+def _softmax(router: nn.Module, output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    logits = output.float()
+    return logits, logits
+
+
+def _probabilities(router: nn.Module, output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The family records softmax probabilities as its router logits."""
+    logits = output.float().log()
+    return logits, logits
+
+
+def _sigmoid(router: nn.Module, output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sigmoid, plus the correction bias and within the best groups where the router has them."""
+    logits = output.float()
+    selection = logits.sigmoid()
+    bias = getattr(router, "e_score_correction_bias", None)
+    if bias is not None:
+        selection = selection + bias.float()
+    groups = getattr(router, "num_group", None) or getattr(router, "n_group", None) or 1
+    if groups > 1:
+        by_group = selection.view(len(selection), groups, -1)  # [T, groups, E / groups]
+        best = by_group.topk(2, dim=-1).values.sum(-1).topk(router.topk_group, dim=-1).indices
+        keep = torch.zeros(by_group.shape[:2], dtype=torch.bool, device=output.device).scatter_(1, best, True)
+        selection = by_group.masked_fill(~keep[..., None], -torch.inf).reshape(selection.shape)
+    return selection, logits
+
+
+SCORE_RULES: dict[str, ScoreRule] = {
+    "probabilities": ScoreRule(_probabilities, sigmoid=False),
+    "sigmoid": ScoreRule(_sigmoid, sigmoid=True),
+    "softmax": ScoreRule(_softmax, sigmoid=False),
+}
+
+
+def _explains(rule: ScoreRule, router: nn.Module, output: torch.Tensor, call: Call) -> bool:
+    """Whether the rule gives the experts that were chosen, up to exact ties, and their normalised weights."""
+    try:
+        selection, logits = rule.scores(router, output)
+    except (AttributeError, RuntimeError):  # the router lacks what this rule reads
+        return False
+    if torch.isnan(selection).any():
+        return False
+    inside = selection.gather(1, call.index).min(-1).values
+    outside = selection.scatter(1, call.index, -torch.inf).max(-1).values
+    distinct = call.index.sort(-1).values.diff(dim=-1).gt(0).all()
+    slack = 1e-5 * (1.0 + inside.abs())
+    if not distinct or not (inside >= outside - slack).all():
+        return False
+    logits = logits.gather(1, call.index)
+    own = logits.sigmoid() if rule.sigmoid else logits.softmax(-1)
+    own = own / own.sum(-1, keepdim=True)
+    weights = call.weights.float()
+    weights = weights / weights.sum(-1, keepdim=True)
+    tolerance = 1e-4 if call.weights.dtype == torch.float32 else 2e-2
+    return torch.allclose(own, weights, atol=tolerance)
+
+
+# ---- attach ---------------------------------------------------------------------------------------------------------
+@dataclass
+class _Layer:
+    """What is written on an experts module."""
+
+    attachment: Attachment
+    number: int
+    router: nn.Module
+    stock: Callable[..., torch.Tensor]
+    output: torch.Tensor | None = None  # the router's last recorded output
+
+
+class Attachment:
+    """The hold on one model: `handler` is called in place of its experts until `detach`. One a model."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.handler: Handler = stock_handler
+        self.rule_name = ""
+        self.layers: list[nn.Module] = []
+        self._hooks: list[torch.utils.hooks.RemovableHandle] = []
+        self._stock_name = model.config._experts_implementation
+
+    @property
+    def sigmoid(self) -> bool:
+        return SCORE_RULES[self.rule_name].sigmoid
+
+    @property
+    def experts(self) -> int:
+        return self.layers[0].num_experts
+
+    @property
+    def top_k(self) -> int:
+        return self._top_k
+
+    def __enter__(self) -> Attachment:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.detach()
+
+    def detach(self) -> None:
+        """Give the model back as it was."""
+        for hook in self._hooks:
+            hook.remove()
+        for module in self.layers:
+            del module.__dict__["_expertmiss"]
+        self.model.set_experts_implementation(self._stock_name)
+        self.layers, self._hooks = [], []
+
+
+def attach(model: nn.Module) -> Attachment:
+    """Hook a loaded model. UserError names a family that is refused, and why; the model is left as it was."""
+    family = getattr(model.config, "model_type", type(model).__name__)
+    attachment = Attachment(model)
+    pairs = _pair_routers(model, family)
+    for number, (experts, router, index) in enumerate(pairs):
+        stock = ALL_EXPERTS_FUNCTIONS.get(attachment._stock_name) or type(experts).forward.__wrapped__
+        layer = _Layer(attachment, number, router, stock)
+        experts.__dict__["_expertmiss"] = layer  # not a submodule: kept out of parameters and state
+        attachment.layers.append(experts)
+        attachment._hooks.append(router.register_forward_hook(_keep_output(layer, index)))
+    ALL_EXPERTS_FUNCTIONS.register(IMPLEMENTATION, _experts_forward)
+    model.set_experts_implementation(IMPLEMENTATION)
+    try:
+        _recognise(attachment, family)
+    except Exception:
+        attachment.detach()
+        raise
+    return attachment
+
+
+def _refuse(family: str, why: str) -> Exception:
+    return error(f"model family '{family}' is refused: {why}", "a router one of the score rules explains", "see README")
+
+
+def _pair_routers(model: nn.Module, family: str) -> list[tuple[nn.Module, nn.Module, int]]:
+    """Every experts module with its router (the nearest module of the named class) and the index of its logits."""
+    recorders: list[OutputRecorder] = []
+    for module in model.modules():
+        named = getattr(module, "_can_record_outputs", None) or {}
+        found = named.get("router_logits", [])
+        recorders += [r for r in (found if isinstance(found, list) else [found]) if isinstance(r, OutputRecorder)]
+    experts = [(name, m) for name, m in model.named_modules() if hasattr(m, "_is_expert_parallel")]
+    if not experts:
+        raise _refuse(family, "no experts module uses transformers' experts interface")
+    routers = [
+        (name, m, r.index) for name, m in model.named_modules() for r in recorders[:1] if isinstance(m, r.target_class)
+    ]
+    pairs = []
+    for path, module in experts:
+        block = path.rpartition(".")[0]
+        near = [(m, i) for name, m, i in routers if name.rpartition(".")[0] == block]
+        if len(near) != 1:
+            raise _refuse(family, f"{len(near)} routers beside {path}")
+        pairs.append((module, *near[0]))
+    return pairs
+
+
+def _keep_output(layer: _Layer, index: int) -> Callable[..., None]:
+    def keep(_module: nn.Module, _args: tuple, output: object) -> None:
+        layer.output = output[index] if isinstance(output, tuple | list) else output
+
+    return keep
+
+
+def _experts_forward(
+    module: nn.Module, hidden: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+) -> torch.Tensor:
+    """What transformers calls for every layer's experts, once registered under IMPLEMENTATION."""
+    layer: _Layer = module._expertmiss
+    output = layer.output.reshape(len(hidden), -1)  # [T, E]
+    layer.output = None
+    attachment = layer.attachment
+    scores = logits = output
+    if attachment.rule_name:
+        scores, logits = SCORE_RULES[attachment.rule_name].scores(layer.router, output)
+    call = Call(layer.number, module, hidden, top_k_index, top_k_weights, scores, logits, layer.stock)
+    return attachment.handler(call)
+
+
+@torch.no_grad()
+def _recognise(attachment: Attachment, family: str) -> None:
+    """Find the one score rule that explains every layer on random tokens; refuse the family otherwise."""
+    model = attachment.model
+    calls: list[Call] = []
+
+    def listen(call: Call) -> torch.Tensor:
+        calls.append(call)
+        return stock_handler(call)
+
+    attachment.handler = listen
+    text = model.config.get_text_config()
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, text.vocab_size, (1, _CHECK_TOKENS), generator=generator).to(model.device)
+    was_training = model.training
+    model.eval()
+    model(input_ids=ids, use_cache=False)
+    model.train(was_training)
+    attachment.handler = stock_handler
+    if sorted(c.layer for c in calls) != list(range(len(attachment.layers))):
+        raise _refuse(family, f"{len(calls)} expert calls for {len(attachment.layers)} layers in one pass")
+    if any(c.index.shape != calls[0].index.shape or c.scores.shape != calls[0].scores.shape for c in calls):
+        raise _refuse(family, "layers differ in experts or top-K")
+    for name, rule in SCORE_RULES.items():
+        if all(_explains(rule, c.module._expertmiss.router, c.scores, c) for c in calls):
+            attachment.rule_name = name
+            attachment._top_k = calls[0].index.shape[1]
+            return
+    raise _refuse(family, f"none of {', '.join(SCORE_RULES)} gives its chosen experts and weights")

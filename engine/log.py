@@ -1,0 +1,114 @@
+"""The decision log of a run: what was really executed, and every movement of an expert.
+
+One record array entry an (event, layer, position): `executed` and `weights` are all the emulator needs to score the run
+again, `kind` and `g` all the counts are made of. The file is safetensors with its provenance in the header, so a cut
+or foreign file is refused on reading.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from engine.decision import ARRIVED, DROP, FETCH, FETCHED, HIT, ISSUED, MOVE, PROMOTED, SUBSTITUTE
+from engine.errors import error
+from engine.files import atomic
+
+_ARRAYS = {
+    "executed": np.int16,
+    "weights": np.float32,
+    "kind": np.int8,
+    "first": np.int8,
+    "g": np.float32,
+    "moves": np.int32,
+}
+_MOVE_COLUMNS = ("layer", *MOVE.names)
+
+
+@dataclass(frozen=True)
+class DecisionLog:
+    """What happened at each position [T, L, K], in the model's own order of the chosen experts."""
+
+    executed: np.ndarray  # [T, L, K] int16, -1 dropped
+    weights: np.ndarray  # [T, L, K] float32, combine weights of what was executed
+    kind: np.ndarray  # [T, L, K] int8, HIT | FETCH | SUBSTITUTE | DROP
+    first: np.ndarray  # [T, L] int8, position of the first choice
+    g: np.ndarray  # [T, L, K] float32, normalised gate weights of the chosen experts
+    moves: np.ndarray  # [N, 6] int32: layer, step, expert, slot, victim, cause
+    provenance: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def events(self) -> int:
+        return self.kind.shape[0] * self.kind.shape[1]
+
+    def save(self, path: str | Path) -> None:
+        arrays = {name: np.ascontiguousarray(getattr(self, name)) for name in _ARRAYS}
+        with atomic(path) as temporary:
+            save_file(arrays, temporary, metadata={"expertmiss": "decision-log-1", **self.provenance})
+
+
+def load_log(path: str | Path) -> DecisionLog:
+    """Read and check a log. UserError: absent, cut, not a log, or arrays that do not fit each other."""
+    try:
+        with safe_open(path, framework="numpy") as file:
+            metadata = dict(file.metadata() or {})
+            if metadata.pop("expertmiss", None) != "decision-log-1":
+                raise error(f"{path} is not a decision log", "a file written by this project", "check the path")
+            arrays = {name: file.get_tensor(name) for name in _ARRAYS}
+    except (SafetensorError, FileNotFoundError) as exc:
+        raise error(f"{path}: {exc}", "a whole decision log", "write it again") from None
+    shape = arrays["executed"].shape
+    wrong = [
+        n for n, dtype in _ARRAYS.items() if arrays[n].dtype != dtype or (n != "moves" and arrays[n].shape != shape)
+    ]
+    if wrong or len(shape) != 3:
+        raise error(f"{path}: {', '.join(wrong) or 'executed'} of another type or shape", "[T, L, K]", "write it again")
+    return DecisionLog(**arrays, provenance=metadata)
+
+
+def join_moves(by_layer: list[list[np.ndarray]]) -> np.ndarray:
+    """Moves of each layer's calls as one [N, 6] int32."""
+    parts = [np.empty((0, len(_MOVE_COLUMNS)), np.int32)]
+    for layer, calls in enumerate(by_layer):
+        for moves in calls:
+            table = np.empty((len(moves), len(_MOVE_COLUMNS)), np.int32)
+            table[:, 0] = layer
+            for column, name in enumerate(MOVE.names, start=1):
+                table[:, column] = moves[name]
+            parts.append(table)
+    return np.concatenate(parts)
+
+
+def count(log: DecisionLog) -> dict[str, float | int]:
+    """The counts every quality number carries; shares are of the K x events demands.
+
+    substituted_mass and dropped_mass are averaged over events, apart. `loads` is what was read: a promoted load was
+    issued before and counts once.
+    """
+    kind, g, events = log.kind, log.g, log.events
+    demands = max(kind.size, 1)
+    kind_of_first = np.take_along_axis(kind, log.first[..., None].astype(np.int64), axis=-1)
+    cause = log.moves[:, _MOVE_COLUMNS.index("cause")]
+    hits = int((kind == HIT).sum())
+    substitutions = int((kind == SUBSTITUTE).sum())
+    return {
+        "events": events,
+        "demands": kind.size,
+        "hits": hits,
+        "fetches": int((kind == FETCH).sum()),
+        "substitutions": substitutions,
+        "drops": int((kind == DROP).sum()),
+        "first_choices_changed": int(np.isin(kind_of_first, (SUBSTITUTE, DROP)).sum()),
+        "miss_rate": 1 - hits / demands,
+        "substituted_share": substitutions / demands,
+        "substituted_mass": float(np.where(kind == SUBSTITUTE, g, 0).sum(dtype=np.float64) / max(events, 1)),
+        "dropped_mass": float(np.where(kind == DROP, g, 0).sum(dtype=np.float64) / max(events, 1)),
+        "background_issued": int((cause == ISSUED).sum()),
+        "background_arrived": int((cause == ARRIVED).sum()),
+        "promoted": int((cause == PROMOTED).sum()),
+        "loads": int(np.isin(cause, (FETCHED, ISSUED)).sum()),
+    }

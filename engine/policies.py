@@ -1,0 +1,206 @@
+"""A policy is one row of config/policies.tsv; here the row is read, checked and turned into the decision's numbers.
+
+Adding a policy that combines known parts is one row. A new part is one function in engine/decision.py, one line in its
+dict there, and the row. Every column says what it needs: a value that a rule does not read must be `-`, so that two
+rows that differ in one column differ in one thing.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.decision import EVICTIONS, MISS_RULES, STANDINS, Rule
+from engine.errors import error, nearest
+
+COLUMNS = (
+    "id",
+    "miss_rule",
+    "tau",
+    "share",
+    "renormalise",
+    "standin",
+    "standin_weight",
+    "standin_recency",
+    "eviction",
+    "half_life_tokens",
+    "beta",
+    "seed",
+)
+STANDIN_WEIGHTS = ("missing", "own")
+SUBSTITUTING = ("mass_budget", "substitute_all", "threshold")  # miss rules that can call for a stand-in
+ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")  # ids become file names: no dots, spaces or slashes
+BASELINE = "fetch_lfu_decay"  # the one denominator (DESIGN section 2)
+
+
+@dataclass(frozen=True)
+class Policy:
+    """One row of the sheet. Units: tau, share and beta are shares of an event's gate weight; half-life in tokens."""
+
+    id: str
+    miss_rule: str
+    tau: float | None
+    share: float | None
+    renormalise: bool | None
+    standin: str | None
+    standin_weight: str | None
+    standin_recency: bool | None
+    eviction: str
+    half_life_tokens: float | None
+    beta: float | None
+    seed: int | None
+
+    @property
+    def lossless(self) -> bool:
+        """The model's own experts run with the model's own weights, whatever is resident."""
+        return self.miss_rule == "fetch"
+
+    @property
+    def clairvoyant(self) -> bool:
+        """It needs the whole trace in advance, so it cannot generate."""
+        return self.eviction == "belady"
+
+    def rule(self, *, sigmoid: bool = False, delay: int = 1) -> Rule:
+        """As the decision reads it. sigmoid: the model's score rule; delay: 1 is `next_step`, 0 told from outside."""
+        return Rule(
+            miss=MISS_RULES[self.miss_rule],
+            tau=math.inf if self.tau is None else self.tau,
+            share=self.share or 0.0,
+            standin=STANDINS[self.standin or "next_best"],
+            eviction=EVICTIONS[self.eviction],
+            growth=2.0 ** (1.0 / self.half_life_tokens) if self.half_life_tokens else 1.0,
+            beta=math.inf if self.beta is None else self.beta,
+            delay=delay,
+            own_weights=self.standin_weight == "own",
+            sigmoid=sigmoid,
+            renormalise=bool(self.renormalise),
+            standin_recency=bool(self.standin_recency),
+            seed=self.seed or 0,
+        )
+
+
+def load_policies(path: str | Path) -> dict[str, Policy]:
+    """The sheet as a dict by id, in the sheet's order. UserError names file, row and value."""
+    path = Path(path)
+    try:
+        with open(path, newline="", encoding="utf-8") as handle:
+            rows = list(csv.reader(handle, delimiter="\t"))
+    except FileNotFoundError:
+        raise error(
+            f"{path} does not exist", "the sheet of policies", "check `policies` in the configuration"
+        ) from None
+    if not rows or tuple(rows[0]) != COLUMNS:
+        raise error(f"{path}:1: columns {rows[0] if rows else []}", f"exactly {', '.join(COLUMNS)}", "mend the header")
+    policies: dict[str, Policy] = {}
+    for number, cells in enumerate(rows[1:], start=2):
+        where = f"{path}:{number}"
+        if len(cells) != len(COLUMNS):
+            raise error(f"{where}: {len(cells)} cells", f"{len(COLUMNS)} separated by tabs", "mend the row")
+        policy = parse_row(dict(zip(COLUMNS, cells, strict=True)), where)
+        if policy.id in policies:
+            raise error(f"{where}: id '{policy.id}' a second time", "one row an id", "rename or remove one")
+        policies[policy.id] = policy
+    return policies
+
+
+def find_policy(policies: dict[str, Policy], name: str) -> Policy:
+    if name not in policies:
+        raise error(f"policy '{name}'", "an id of the sheet of policies", nearest(name, policies))
+    return policies[name]
+
+
+# ---- one row --------------------------------------------------------------------------------------------------------
+def parse_row(row: dict[str, str], where: str) -> Policy:
+    """Check one row, given as strings. `where` opens every message, e.g. `config/policies.tsv:4`."""
+    if not ID.fullmatch(row["id"]):
+        raise error(f"{where}: id '{row['id']}'", "letters, digits, '_' or '-'", "ids become file names: rename it")
+    miss_rule = _choice(row, "miss_rule", MISS_RULES, where)
+    eviction = _choice(row, "eviction", EVICTIONS, where)
+    substitutes = miss_rule in SUBSTITUTING
+    random = row["standin"] == "random" or eviction == "random"
+    policy = Policy(
+        id=row["id"],
+        miss_rule=miss_rule,
+        tau=_number(row, "tau", where, miss_rule == "threshold", f"miss_rule {miss_rule}"),
+        share=_number(row, "share", where, miss_rule == "mass_budget", f"miss_rule {miss_rule}", 1.0),
+        renormalise=_flag(row, "renormalise", where, miss_rule == "drop", f"miss_rule {miss_rule}"),
+        standin=_word(row, "standin", STANDINS, where, substitutes, miss_rule),
+        standin_weight=_word(row, "standin_weight", STANDIN_WEIGHTS, where, substitutes, miss_rule),
+        standin_recency=_flag(row, "standin_recency", where, substitutes, f"miss_rule {miss_rule}"),
+        eviction=eviction,
+        half_life_tokens=_number(
+            row,
+            "half_life_tokens",
+            where,
+            eviction == "lfu_decay",
+            f"eviction {eviction}",
+            least=1.0,
+            most=1e9,
+        ),
+        beta=None
+        if row["beta"] == "-"
+        else _number(row, "beta", where, miss_rule != "fetch", "miss_rule fetch, where nothing goes missing,"),
+        seed=_seed(row, where, random),
+    )
+    if policy.clairvoyant and not policy.lossless:
+        raise error(
+            f"{where}: eviction belady with miss_rule {miss_rule}",
+            "miss_rule fetch (only then is the future known)",
+            "choose another eviction",
+        )
+    return policy
+
+
+def _choice(row, column, known, where):
+    if row[column] not in known:
+        raise error(f"{where}: {column} '{row[column]}'", f"a known {column}", nearest(row[column], known))
+    return row[column]
+
+
+def _unread(row, column, where, reader):
+    """The cell of a column that this row's rule does not read must be empty."""
+    if row[column] != "-":
+        raise error(f"{where}: {column} '{row[column]}' but {reader} does not read it", "'-'", "write '-'")
+
+
+def _word(row, column, known, where, read, reader):
+    if not read:
+        _unread(row, column, where, f"miss_rule {reader}")
+        return None
+    return _choice(row, column, known, where)
+
+
+def _flag(row, column, where, read, reader):
+    if not read:
+        _unread(row, column, where, reader)
+        return None
+    if row[column] not in ("yes", "no"):
+        raise error(f"{where}: {column} '{row[column]}'", "yes or no", "write one of them")
+    return row[column] == "yes"
+
+
+def _number(row, column, where, read, reader, most=math.inf, least=0.0):
+    """A number in (least, most]; `least` itself is allowed where it is positive. NaN is refused."""
+    if not read:
+        _unread(row, column, where, reader)
+        return None
+    try:
+        value = float(row[column])
+    except ValueError:
+        value = math.nan
+    if not (least < value <= most or (least > 0 and value == least)):
+        interval = f"a number in {'[' if least > 0 else '('}{least:g}, {most:g}]"
+        raise error(f"{where}: {column} '{row[column]}'", interval, "mend the cell")
+    return value
+
+
+def _seed(row, where, read):
+    if not read:
+        _unread(row, "seed", where, "a row without a random part")
+        return None
+    if not row["seed"].isdigit():
+        raise error(f"{where}: seed '{row['seed']}'", "a whole number from 0", "mend the cell")
+    return int(row["seed"])

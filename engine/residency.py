@@ -1,0 +1,168 @@
+"""Which experts are resident: the state of every (lane, layer) and its public edge to the decision.
+
+`Residency` owns the record arrays of engine.decision.State and checks shapes once; `decide` runs the compiled scan on
+one row. It starts `warm` (the S experts of highest calibration demand, the same for every policy) or `cold` (empty).
+
+    residency = Residency(layers=4, experts=256, top_k=10, slots=64, rule=policy.rule())
+    residency.warm(demand)                                  # demand: Demand of the calibration text
+    log, moves = residency.decide(0, layer, chosen, weights, scores, logits)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.decision import EXPERT, ROW, SLOT, Events, Log, Rule, State, scan
+from engine.errors import error
+
+
+@dataclass(frozen=True)
+class Demand:
+    """How often calibration text chooses each expert: counts [L, E] over `events` events a layer."""
+
+    counts: np.ndarray
+    events: int
+
+    @property
+    def rate(self) -> np.ndarray:
+        return self.counts / self.events
+
+
+def slots_from_percent(experts: int, percent: float) -> int:
+    """S of a share of E, rounded down (a budget is not exceeded)."""
+    return int(experts * percent / 100)
+
+
+def check_slots(slots: int, experts: int, top_k: int) -> None:
+    """Refuse S < K and S > E."""
+    if not top_k <= slots <= experts:
+        raise error(
+            f"{slots} slots a layer",
+            f"from K = {top_k} (one event must fit) to E = {experts}",
+            "choose another share of slots",
+        )
+
+
+class Residency:
+    """State of `lanes` x `layers` rows under one rule. Not thread-safe; rows are independent."""
+
+    def __init__(self, *, layers: int, experts: int, top_k: int, slots: int, rule: Rule, lanes: int = 1) -> None:
+        check_slots(slots, experts, top_k)
+        self.layers, self.experts, self.top_k, self.slots, self.lanes = layers, experts, top_k, slots, lanes
+        self.rule = rule
+        self._start: State | None = None
+        self.cold()
+
+    # ---- starts --------------------------------------------------------------------------------------------------
+    def cold(self) -> None:
+        """All slots free, all counts zero."""
+        rows = self.lanes * self.layers
+        slots = np.zeros((rows, self.slots), SLOT)
+        experts = np.zeros((rows, self.experts), EXPERT)
+        row = np.zeros(rows, ROW)
+        slots["expert"] = slots["load"] = -1
+        for field in ("slot", "load_slot", "in_use", "last_used", "loaded_at"):
+            experts[field] = -1
+        row["unit"] = 1.0
+        row["free"] = self.slots
+        row["layer"] = np.tile(np.arange(self.layers), self.lanes)
+        self.state = State(slots, experts, row)
+        self._start = None
+
+    def warm(self, demand: Demand) -> None:
+        """The S experts of highest calibration demand resident (ties: lower id), counters at their long-run value.
+
+        A decayed counter holds rate / (1 - 1/growth) in the long run; a plain one, which has no such limit, starts at
+        the calibration's own counts. `A` is zero.
+        """
+        if demand.counts.shape != (self.layers, self.experts):
+            raise error(
+                f"calibration demand of shape {demand.counts.shape}",
+                f"[L, E] = {(self.layers, self.experts)}",
+                "calibrate on this model",
+            )
+        self.cold()
+        state, growth = self.state, self.rule.growth
+        ranking = np.argsort(-demand.counts, axis=1, kind="stable")[:, : self.slots].astype(np.int32)  # [L, S]
+        decayed = demand.rate / (1.0 - 1.0 / growth) if growth > 1.0 else np.zeros_like(demand.rate)
+        for r in range(self.lanes * self.layers):
+            layer = r % self.layers
+            state.slots[r]["expert"] = ranking[layer]
+            state.experts[r]["slot"][ranking[layer]] = np.arange(self.slots, dtype=np.int32)
+            state.experts[r]["demand"] = demand.counts[layer]
+            state.experts[r]["decayed"] = decayed[layer]
+        state.rows["free"] = 0
+        self._start = State(*(array.copy() for array in state))
+
+    def restart(self, lane: int) -> None:
+        """Put one lane back to the warm start (continuity `restart`)."""
+        if self._start is None:
+            raise RuntimeError("restart needs a warm start")
+        rows = slice(lane * self.layers, (lane + 1) * self.layers)
+        for array, start in zip(self.state, self._start, strict=True):
+            array[rows] = start[rows]
+
+    # ---- the decision --------------------------------------------------------------------------------------------
+    def decide(
+        self,
+        lane: int,
+        layer: int,
+        chosen: np.ndarray,
+        weights: np.ndarray,
+        scores: np.ndarray | None,
+        logits: np.ndarray | None = None,
+        *,
+        chosen_scores: np.ndarray | None = None,
+        rule: Rule | None = None,
+    ) -> tuple[Log, np.ndarray]:
+        """The events of one lane and layer in order.
+
+        chosen [T, K] integers in the model's own order, weights [T, K] gate weights, scores [T, E] selection scores,
+        logits [T, E] router logits (default: the scores). Without scores, `chosen_scores` [T, K] will do for a rule
+        that never substitutes. rule: another than the residency's own (prefill). Returns the decision log and the
+        moves. Raises UserError on non-finite weights or a shape that does not fit.
+        """
+        rule = self.rule if rule is None else rule
+        chosen = np.ascontiguousarray(chosen, np.int32)
+        weights = np.ascontiguousarray(weights, np.float32)
+        T, K = chosen.shape
+        if K != self.top_k or weights.shape != (T, K):
+            raise error(
+                f"chosen {chosen.shape} and weights {weights.shape}",
+                f"[T, {self.top_k}]",
+                "pass one layer's events",
+            )
+        if scores is None:
+            if chosen_scores is None or rule.miss not in (0, 1):
+                raise error("no selection scores", "scores [T, E] for a rule that substitutes", "record them")
+            scores = logits = np.empty((T, 0), np.float32)
+        else:
+            scores = np.ascontiguousarray(scores, np.float32)
+            logits = scores if logits is None else np.ascontiguousarray(logits, np.float32)
+            if scores.shape != (T, self.experts) or logits.shape != scores.shape:
+                raise error(f"scores {scores.shape}", f"[T, E] = {(T, self.experts)}", "pass one layer's events")
+            chosen_scores = np.take_along_axis(scores, chosen, axis=1)
+        chosen_scores = np.ascontiguousarray(chosen_scores, np.float32)
+        sums = weights.sum(axis=1)
+        if not (np.isfinite(sums).all() and (sums > 0).all()) or np.isnan(scores).any():
+            raise error(
+                "router output that is not finite, or weights that sum to zero",
+                "finite scores and a positive sum of weights in every event",
+                "check the checkpoint",
+            )
+        log = Log(
+            executed=np.empty((T, K), np.int32),
+            weights=np.empty((T, K), np.float32),
+            kind=np.empty((T, K), np.int8),
+            first=np.empty(T, np.int8),
+        )
+        moves = scan(
+            self.state,
+            lane * self.layers + layer,
+            rule,
+            Events(chosen, chosen_scores, weights, scores, logits),
+            log,
+        )
+        return log, moves
