@@ -22,15 +22,18 @@ DATA_ONLY = [name for name in ASKED if name not in FROM_WHEELS]
 
 @pytest.fixture(scope="module")
 def loaded():
-    """Load a text once; skip where it is absent."""
-    found = {}
+    """Load a text once; skip where it is absent, and ask for an absent file only once."""
+    found, absent = {}, {}
 
     def load(corpus_id):
-        if corpus_id not in found:
+        sources = str(corpora.row_of(corpus_id)["sources"])
+        if corpus_id not in found and sources not in absent:
             try:
                 found[corpus_id] = corpora.load(corpus_id)
             except corpora.AbsentText as exc:
-                pytest.skip(str(exc))
+                absent[sources] = str(exc)
+        if sources in absent:
+            pytest.skip(absent[sources])
         return found[corpus_id]
 
     return load
