@@ -1,0 +1,76 @@
+"""A recipe: one block of config/reference_models.yaml, checked, with every unknown key an error."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+import yaml
+
+from engine.errors import error, nearest
+from evals.reference_model.model import Shape
+from evals.reference_model.optimiser import Rates
+
+
+@dataclass(frozen=True)
+class Schedule:
+    warmup: int
+    stable_tokens: int
+    decay_tokens: int
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What is trained.
+
+    `shares`: part of the windows by topic; `join`: topics of short texts, joined to runs of that length;
+    `balance`: weight of the load-balance loss; `batch`: windows a step.
+    """
+
+    id: str
+    seed: int
+    shape: Shape
+    rates: Rates
+    schedule: Schedule
+    shares: dict[str, float]
+    join: dict[str, int]
+    balance: float
+    batch: int
+    licence: str
+
+    @property
+    def step_tokens(self) -> int:
+        return self.batch * self.shape.context
+
+    def total_steps(self) -> int:
+        return (self.schedule.stable_tokens + self.schedule.decay_tokens) // self.step_tokens
+
+    def decay_start(self) -> int:
+        return self.schedule.stable_tokens // self.step_tokens
+
+    def digest(self) -> str:
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+
+
+def build(kind: type, block: dict, where: str):
+    known = {field.name for field in fields(kind)}
+    for key in block:
+        if key not in known:
+            raise error(f"{where}: unknown key '{key}'", "a key of the recipe", nearest(key, known))
+    try:
+        return kind(**block)
+    except TypeError as exc:
+        raise error(f"{where}: {exc}", f"all of {', '.join(sorted(known))}", "complete the block") from None
+
+
+def load(path: str | Path, model_id: str) -> Recipe:
+    """Read the block `model_id` of `path`."""
+    blocks = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    if model_id not in blocks:
+        raise error(f"{path}: no model '{model_id}'", "one of its blocks", nearest(model_id, blocks))
+    block, where = dict(blocks[model_id]), f"{path}, {model_id}"
+    for key, kind in (("shape", Shape), ("rates", Rates), ("schedule", Schedule)):
+        block[key] = build(kind, block.get(key, {}), f"{where}, {key}")
+    return build(Recipe, {"id": model_id, **block}, where)
