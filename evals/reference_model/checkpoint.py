@@ -46,6 +46,8 @@ def save(folder: Path, optimiser: Optimiser, state: dict) -> Path:
 
 def load(path: Path, optimiser: Optimiser) -> dict:
     """Put the checkpoint's tensors into `optimiser` (and its parameters) in place; return its state."""
+    if not path.is_file():
+        raise error(f"no checkpoint {path}", "one of a run", "check the path")
     try:
         with safe_open(path, framework="pt") as handle:
             state = json.loads(handle.metadata()["state"])

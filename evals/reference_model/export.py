@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import torch
 
+from engine.files import atomic, write_json
+from evals.reference_model.data import BOS, BOS_TOKEN
 from evals.reference_model.model import Shape
-
-BOS = 0
+from evals.reference_model.pack import PLAIN, write
 
 
 def hugging_face_config(shape: Shape, dtype: str) -> dict:
@@ -72,3 +76,44 @@ def hugging_face_tensors(shape: Shape, parameters: dict[str, torch.Tensor]) -> d
             tensors[f"{expert}.up_proj.weight"] = gate_up[f:]
             tensors[f"{expert}.down_proj.weight"] = parameters[f"{i}.down"][e]
     return {name: tensor.contiguous() for name, tensor in tensors.items()}
+
+
+def training_parameters(shape: Shape, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The inverse of `hugging_face_tensors`, in float32."""
+    parameters = {"embed": tensors["model.embed_tokens.weight"], "final_norm": tensors["model.norm.weight"]}
+    for i in range(shape.layers):
+        layer = f"model.layers.{i}"
+        parameters |= {
+            f"{i}.attention_norm": tensors[f"{layer}.input_layernorm.weight"],
+            f"{i}.moe_norm": tensors[f"{layer}.post_attention_layernorm.weight"],
+            f"{i}.qkv": torch.cat([tensors[f"{layer}.self_attn.{x}_proj.weight"] for x in "qkv"]),
+            f"{i}.o": tensors[f"{layer}.self_attn.o_proj.weight"],
+            f"{i}.q_norm": tensors[f"{layer}.self_attn.q_norm.weight"],
+            f"{i}.k_norm": tensors[f"{layer}.self_attn.k_norm.weight"],
+            f"{i}.router": tensors[f"{layer}.mlp.gate.weight"],
+        }
+        experts = [f"{layer}.mlp.experts.{e}" for e in range(shape.experts)]
+        parameters[f"{i}.gate_up"] = torch.stack(
+            [torch.cat([tensors[f"{e}.gate_proj.weight"], tensors[f"{e}.up_proj.weight"]]) for e in experts]
+        )
+        parameters[f"{i}.down"] = torch.stack([tensors[f"{e}.down_proj.weight"] for e in experts])
+    return {name: parameters[name].float().contiguous() for name in shape.parameter_shapes()}
+
+
+def write_folder(shape: Shape, parameters: dict[str, torch.Tensor], tokenizer: Path, folder: Path) -> None:
+    """A Hugging Face folder in float32: weights, config.json, generation_config.json, tokenizer."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write(folder / PLAIN, hugging_face_tensors(shape, parameters), {"format": "pt"})
+    write_json(folder / "config.json", hugging_face_config(shape, "float32"))
+    write_json(folder / "generation_config.json", {"bos_token_id": BOS, "do_sample": False, "eos_token_id": BOS})
+    with atomic(folder / "tokenizer.json") as temporary:
+        shutil.copyfile(tokenizer, temporary)
+    write_json(
+        folder / "tokenizer_config.json",
+        {
+            "bos_token": BOS_TOKEN,
+            "eos_token": BOS_TOKEN,
+            "model_max_length": shape.context,
+            "tokenizer_class": "PreTrainedTokenizerFast",
+        },
+    )

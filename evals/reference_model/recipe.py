@@ -26,7 +26,8 @@ class Recipe:
     """What is trained.
 
     `shares`: part of the windows by topic; `join`: topics of short texts, joined to runs of that length;
-    `balance`: weight of the load-balance loss; `batch`: windows a step.
+    `balance`: weight of the load-balance loss; `batch`: windows a step; `dense`: dtype of
+    dense products.
     """
 
     id: str
@@ -39,6 +40,7 @@ class Recipe:
     balance: float
     batch: int
     licence: str
+    dense: str = "float32"
 
     @property
     def step_tokens(self) -> int:
@@ -54,11 +56,16 @@ class Recipe:
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
 
 
-def build(kind: type, block: dict, where: str):
+def refuse_unknown(kind: type, block: dict, where: str) -> None:
     known = {field.name for field in fields(kind)}
     for key in block:
         if key not in known:
             raise error(f"{where}: unknown key '{key}'", "a key of the recipe", nearest(key, known))
+
+
+def build(kind: type, block: dict, where: str):
+    refuse_unknown(kind, block, where)
+    known = {field.name for field in fields(kind)}
     try:
         return kind(**block)
     except TypeError as exc:
@@ -71,6 +78,7 @@ def load(path: str | Path, model_id: str) -> Recipe:
     if model_id not in blocks:
         raise error(f"{path}: no model '{model_id}'", "one of its blocks", nearest(model_id, blocks))
     block, where = dict(blocks[model_id]), f"{path}, {model_id}"
+    refuse_unknown(Recipe, block, where)
     for key, kind in (("shape", Shape), ("rates", Rates), ("schedule", Schedule)):
         block[key] = build(kind, block.get(key, {}), f"{where}, {key}")
     return build(Recipe, {"id": model_id, **block}, where)

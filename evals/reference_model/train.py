@@ -21,6 +21,7 @@ import numba
 import torch
 
 from engine.errors import error
+from engine.files import write_text
 from evals.reference_model import checkpoint, heldout
 from evals.reference_model.data import Batches
 from evals.reference_model.model import Step, initial_parameters
@@ -54,13 +55,17 @@ class Run:
         self.optimiser = Optimiser(self.parameters, self.step.gradients, recipe.rates)
         self.batches = Batches(tokens, recipe.shares, recipe.shape.context, recipe.seed)
 
+    def decay(self) -> tuple[int, int]:
+        """(first step of the decay, its steps): the recipe's, or the branch's."""
+        s, r = self.settings, self.recipe
+        if s.decay_from is not None:
+            return s.decay_from, s.decay_steps
+        return r.decay_start(), r.total_steps() - r.decay_start()
+
     def advance(self) -> dict[str, float]:
         """One step; its loss, balance loss and gradient norm."""
-        s, r = self.settings, self.recipe
-        decay_from, decay_steps = s.decay_from, s.decay_steps
-        if decay_from is None:
-            decay_from, decay_steps = r.decay_start(), r.total_steps() - r.decay_start()
-        factor = schedule(self.optimiser.count, r.schedule.warmup, decay_from, decay_steps)
+        r = self.recipe
+        factor = schedule(self.optimiser.count, r.schedule.warmup, *self.decay())
         loss, balance = self.step.loss_and_gradients(self.batches.next(r.batch))
         if not loss < 50:
             raise error(f"loss {loss} at step {self.optimiser.count}", "a finite one", "lower the rates")
@@ -77,13 +82,21 @@ class Run:
         self.batches.dealt = state["dealt"]
 
     def last_step(self) -> int:
-        s = self.settings
-        natural = self.recipe.total_steps() if s.decay_from is None else s.decay_from + s.decay_steps
-        return natural if s.stop_step is None else min(natural, s.stop_step)
+        natural, stop = sum(self.decay()), self.settings.stop_step
+        return natural if stop is None else min(natural, stop)
+
+
+def inherit_log(source: Path, folder: Path) -> None:
+    """A branch's log begins with its parent's lines up to the checkpoint it starts from."""
+    parent, own, first = source.parent / "log.jsonl", folder / "log.jsonl", checkpoint.step_of(source)
+    if parent.exists() and not own.exists():
+        lines = parent.read_text(encoding="utf-8").splitlines()
+        write_text(own, "".join(f"{line}\n" for line in lines if json.loads(line)["step"] <= first))
 
 
 def train(run: Run, folder: Path) -> bool:
-    """Train to the last step; True when it was reached, False when a signal stopped it."""
+    """Train to the last step; True when the schedule is through, False when a signal or `stop_step` came first."""
+    folder.mkdir(parents=True, exist_ok=True)
     stopped = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopped.append(1))
@@ -119,6 +132,7 @@ def train(run: Run, folder: Path) -> bool:
             run.save(folder)
             saved = time.monotonic()
     run.save(folder)
-    write(event="end" if run.optimiser.count >= last else "stopped")
+    finished = run.optimiser.count >= sum(run.decay())
+    write(event="end" if finished else "stopped")
     log.close()
-    return run.optimiser.count >= last
+    return finished

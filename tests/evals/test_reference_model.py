@@ -6,8 +6,14 @@ import numpy as np
 import pytest
 import torch
 
+from engine.errors import UserError
+from evals.reference_model import checkpoint, pack, train
 from evals.reference_model import model as rm
-from evals.reference_model.export import hugging_face_config, hugging_face_tensors
+from evals.reference_model.data import train_tokenizer
+from evals.reference_model.export import hugging_face_config, hugging_face_tensors, training_parameters, write_folder
+from evals.reference_model.optimiser import Rates, muon_update, schedule
+from evals.reference_model.recipe import Recipe, Schedule
+from evals.reference_model.recipe import load as load_recipe
 
 TINY = rm.Shape(
     layers=2, width=32, experts=8, chosen=3, expert_width=16, heads=4, key_value_heads=2, head_width=16,
@@ -66,3 +72,154 @@ def test_forward_and_backward_equal_stock_qwen3moe(tmp_path, normalise):
     for name, value in pairs.items():
         scale = value.abs().max()
         assert (step.gradients[name] - value).abs().max() < 1e-4 * scale, name
+
+
+def test_attention_stays_inside_documents():
+    """Law: out and gradients equal scaled_dot_product_attention under the mask of documents, blocks cut anywhere."""
+    from evals.reference_model import attention_kernels as ak
+
+    t, rng = 150, np.random.default_rng(0)
+    tokens = rng.integers(1, 50, (2, t))
+    tokens[0, [0, 70, 100, 101, 140]] = 0
+    tokens[1, [5, 130]] = 0
+    start = rm.document_starts(tokens)
+    q, k, v = (rng.standard_normal((2, heads, t, 16), np.float32) for heads in (4, 2, 2))
+    out, lse = np.empty((2, t, 64), np.float32), np.empty((2, 4, t), np.float32)
+    dout, grads = rng.standard_normal(out.shape, np.float32), [np.empty_like(x) for x in (q, k, v)]
+    ak.attention_forward(q, k, v, start, 0.25, out, lse)
+    ak.attention_backward(q, k, v, start, 0.25, out, lse, dout, *grads)
+    inputs = [torch.tensor(x, requires_grad=True) for x in (q, k, v)]
+    at = torch.arange(t)
+    mask = (at[None, None] <= at[None, :, None]) & (at[None, None] >= torch.tensor(start)[:, :, None])
+    wide = [inputs[0], *(x.repeat_interleave(2, 1) for x in inputs[1:])]
+    stock = torch.nn.functional.scaled_dot_product_attention(*wide, attn_mask=mask[:, None], scale=0.25)
+    stock = stock.transpose(1, 2).reshape(out.shape)
+    stock.backward(torch.tensor(dout))
+    for ours, expected in zip([out, *grads], [stock.detach(), *(x.grad for x in inputs)], strict=True):
+        assert np.abs(ours - expected.numpy()).max() < 1e-5
+
+
+def tiny_run(threads=1, **settings):
+    recipe = Recipe(
+        id="tiny", seed=5, shape=TINY, rates=Rates(), schedule=Schedule(3, 96 * 2 * 8, 96 * 2 * 4),
+        shares={"a": 0.7, "b": 0.3}, join={}, balance=0.01, batch=2, licence="MIT",
+    )  # fmt: skip
+    rng = np.random.default_rng(1)
+    tokens = {topic: rng.integers(0, 64, 2000).astype(np.uint16) for topic in "ab"}
+    return train.Run(recipe, tokens, train.Settings(threads=threads, **settings), {}, None)
+
+
+def weights_of(run):
+    return torch.cat([value.flatten() for value in run.parameters.values()])
+
+
+def test_same_seed_gives_the_same_steps():
+    one, two = tiny_run(threads=2), tiny_run(threads=2)
+    assert [one.advance() for _ in range(3)] == [two.advance() for _ in range(3)]
+    assert torch.equal(weights_of(one), weights_of(two))
+
+
+def test_killed_and_resumed_equals_uninterrupted(tmp_path):
+    whole = tiny_run()
+    assert train.train(whole, tmp_path / "whole") is True
+    part = tiny_run(stop_step=7)
+    assert train.train(part, tmp_path / "part") is False
+    rest = tiny_run()
+    rest.resume(checkpoint.latest(tmp_path / "part"))
+    assert train.train(rest, tmp_path / "part") is True
+    assert rest.optimiser.count == 12
+    assert torch.equal(weights_of(whole), weights_of(rest))
+    for name, value in whole.optimiser.first.items():
+        assert torch.equal(value, rest.optimiser.first[name])
+
+
+def test_checkpoint_cut_short_is_a_user_error(tmp_path):
+    run = tiny_run()
+    path = run.save(tmp_path)
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(UserError, match="delete it"):
+        tiny_run().resume(path)
+
+
+def test_schedule_golden():
+    factors = [schedule(step, 4, 8, 3) for step in range(11)]
+    assert factors == [0.25, 0.5, 0.75, 1, 1, 1, 1, 1, 0.75, 0.5, 0.25]
+    assert schedule(1000, 4, None, 0) == 1.0
+
+
+def test_muon_update_has_even_singular_values():
+    """Law: singular values lie in Newton-Schulz's band around one, both orientations; a zero gradient moves nothing."""
+    rng = np.random.default_rng(0)
+    for rows, cols in ((8, 32), (32, 8)):
+        gradient = rng.standard_normal((3, rows, cols), np.float32)
+        gradient[2] = 0
+        weight = np.zeros_like(gradient)
+        f = np.float32
+        muon_update(weight, gradient, np.zeros_like(weight), rows > cols, f(1), f(1), f(0.95), f(1))
+        values = np.linalg.svd(weight[:2], compute_uv=False)
+        assert values.min() > 0.6 and values.max() < 1.3
+        assert (np.einsum("mij,mij->m", weight, gradient)[:2] < 0).all()
+        assert not weight[2].any()
+
+
+def test_batches_keep_shares_and_resume():
+    run = tiny_run()
+    first = [run.batches.next(2) for _ in range(30)]
+    assert run.batches.dealt == {"a": 42, "b": 18}
+    again = tiny_run()
+    again.batches.dealt = {"a": 21, "b": 9}
+    assert all(np.array_equal(again.batches.next(2), one) for one in first[15:])
+
+
+@pytest.fixture
+def tiny_folder(tmp_path):
+    tokenizer = train_tokenizer({"a": ["one two three " * 20]}, 300)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    parameters = rm.initial_parameters(TINY, 3)
+    write_folder(TINY, parameters, tmp_path / "tokenizer.json", tmp_path / "export")
+    return tmp_path / "export", parameters
+
+
+def test_packing_keeps_its_bound_and_is_deterministic(tiny_folder, tmp_path):
+    folder, parameters = tiny_folder
+    one, two = pack.pack(folder, tmp_path / "one"), pack.pack(folder, tmp_path / "two")
+    assert one.read_bytes() == two.read_bytes()
+    back = training_parameters(TINY, pack.unpack_tensors(one, "float32"))
+    for name, weight in parameters.items():
+        if weight.dim() < 2 or name.endswith("router"):
+            assert torch.equal(back[name], weight.bfloat16().float())
+        else:
+            bound = weight.abs().amax(-1, keepdim=True) / 254
+            assert ((back[name] - weight).abs() <= bound * 1.001).all(), name
+    plain, other = pack.unpack(tmp_path / "one", tmp_path / "p1"), pack.unpack(tmp_path / "one", tmp_path / "p2")
+    assert plain.read_bytes() == other.read_bytes()
+
+
+def test_unpacked_folder_loads_in_stock_transformers(tiny_folder, tmp_path):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    pack.pack(tiny_folder[0], tmp_path / "packed")
+    pack.unpack(tmp_path / "packed", tmp_path / "plain")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "plain")
+    assert model.dtype == torch.bfloat16 and model.config.num_experts == TINY.experts
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "plain")
+    assert tokenizer.decode(tokenizer("one two")["input_ids"]) == "one two"
+    assert tokenizer.bos_token_id == tokenizer.eos_token_id == 0
+
+
+def test_cut_or_foreign_file_is_a_user_error(tiny_folder, tmp_path):
+    packed = pack.pack(tiny_folder[0], tmp_path / "packed")
+    whole = packed.read_bytes()
+    for cut in (len(whole) - 1, 100, 4):
+        packed.write_bytes(whole[:cut])
+        with pytest.raises(UserError, match="whole safetensors"):
+            pack.unpack(tmp_path / "packed", tmp_path / "plain")
+    assert not (tmp_path / "plain").exists()
+    with pytest.raises(UserError, match="metadata"):
+        pack.unpack_tensors(tiny_folder[0] / "model.safetensors")
+
+
+def test_unknown_recipe_key_names_the_known_ones(tmp_path):
+    (tmp_path / "r.yaml").write_text("x:\n  sedd: 1\n")
+    with pytest.raises(UserError, match=r"unknown key 'sedd'.*did you mean 'seed'"):
+        load_recipe(tmp_path / "r.yaml", "x")

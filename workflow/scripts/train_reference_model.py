@@ -1,14 +1,14 @@
 """Train an embedded reference model, or decay a finished one off a checkpoint of a run still going on.
 
-    python workflow/scripts/train_reference_model.py --recipe config/reference_models.yaml --id reference \\
-        --workdir results/training/reference
-    ... --workdir results/training/interim --decay-from results/training/reference/step0004000.safetensors \\
-        --decay-steps 500
+    python workflow/scripts/train_reference_model.py --id reference --workdir results/training/reference
+    ... --id reference --workdir results/training/interim --data results/training/reference \\
+        --decay-from results/training/reference/step0004000.safetensors --decay-steps 500
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from pathlib import Path
@@ -32,23 +32,29 @@ def keep_freed_memory() -> None:
 
 
 def main() -> None:
+    from engine.errors import error
+
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--recipe", default="config/reference_models.yaml")
     parser.add_argument("--id", required=True)
     parser.add_argument("--workdir", help="folder of the run; default results/training/<id>")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--dense", choices=["float32", "bfloat16"], default="float32")
+    parser.add_argument("--dense", choices=["bfloat16", "float32"], help="of dense products; default: the recipe's")
     parser.add_argument("--decay-from", type=Path, help="checkpoint to decay from, of another folder")
     parser.add_argument("--decay-steps", type=int, default=500)
     parser.add_argument("--stop-step", type=int, help="leave after this step, for a trial")
     parser.add_argument("--data", type=Path, help="folder with the prepared texts; default --workdir")
     parser.add_argument("--evaluate-s", type=float, default=900.0)
+    parser.add_argument("--output", type=Path, help="also write the facts of the finished model here")
     arguments = parser.parse_args()
+    if not 1 <= arguments.threads <= os.cpu_count():
+        raise error(f"--threads {arguments.threads}", f"1 to {os.cpu_count()}", "give what this machine has")
     keep_freed_memory()
 
     from tokenizers import Tokenizer
 
-    from evals.reference_model import checkpoint, data, heldout, recipe, train
+    from engine.files import write_json
+    from evals.reference_model import card, checkpoint, data, heldout, recipe, train
 
     chosen = recipe.load(arguments.recipe, arguments.id)
     folder = Path(arguments.workdir or f"results/training/{arguments.id}")
@@ -61,7 +67,7 @@ def main() -> None:
         first = checkpoint.step_of(arguments.decay_from)
         decay = {"decay_from": first, "decay_steps": arguments.decay_steps}
     settings = train.Settings(
-        threads=arguments.threads, dense=arguments.dense, stop_step=arguments.stop_step,
+        threads=arguments.threads, dense=arguments.dense or chosen.dense, stop_step=arguments.stop_step,
         evaluate_s=arguments.evaluate_s, **decay,
     )  # fmt: skip
     tokenizer = Tokenizer.from_file(str(texts / "tokenizer.json"))
@@ -70,8 +76,15 @@ def main() -> None:
     if start:
         run.resume(start)
     print(f"{'from ' + str(start) if start else 'from the seed'}, to step {run.last_step()}", flush=True)
-    finished = train.train(run, folder)
-    raise SystemExit(0 if finished else 3)
+    if start == arguments.decay_from and start:
+        train.inherit_log(start, folder)
+    if not train.train(run, folder):
+        print(f"stopped at step {run.optimiser.count}; the same command goes on from there", flush=True)
+        raise SystemExit(3)
+    facts = card.finish(run, texts, folder)
+    if arguments.output:
+        write_json(arguments.output, facts)
+    print(json.dumps(facts["heldout_packed"]), flush=True)
 
 
 if __name__ == "__main__":
