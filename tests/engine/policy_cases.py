@@ -1,0 +1,84 @@
+"""Policies to test over: the sheet's own rows, and rows for every miss rule x stand-in x eviction x admission."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+
+from engine.decision import EVICTIONS, MISS_RULES, STANDINS
+from engine.policies import COLUMNS, SUBSTITUTING, Policy, load_policies, parse_row
+from engine.residency import Residency
+
+SHEET = Path(__file__).parents[2] / "config" / "policies.tsv"
+
+
+def policy(**cells: str) -> Policy:
+    """A row of the sheet from the cells that are not `-`."""
+    unknown = set(cells) - set(COLUMNS)
+    assert not unknown, unknown
+    return parse_row({column: cells.get(column, "-") for column in COLUMNS}, "tests")
+
+
+def _crossed() -> dict[str, Policy]:
+    own = {"drop": {}, "fetch": {}, "mass_budget": {"share": "0.3"}, "substitute_all": {}, "threshold": {"tau": "0.2"}}
+    assert sorted(own) == sorted(MISS_RULES), "a new miss rule: say here which cells it needs"
+    rows = {}
+    for miss_rule, eviction, beta in product(MISS_RULES, EVICTIONS, ("-", "0.5")):
+        if miss_rule == "fetch" and beta != "-" or miss_rule != "fetch" and eviction == "belady":
+            continue
+        for standin in STANDINS if miss_rule in SUBSTITUTING else ("-",):
+            odd = len(rows) % 2 == 1
+            cells = {"miss_rule": miss_rule, "eviction": eviction, "beta": beta, "standin": standin, **own[miss_rule]}
+            if eviction == "lfu_decay":
+                cells["half_life_tokens"] = "16"
+            if "random" in (standin, eviction):
+                cells["seed"] = str(len(rows))
+            if miss_rule == "drop":
+                cells["renormalise"] = "yes" if odd else "no"
+            if standin != "-":
+                cells |= {"standin_weight": "own" if odd else "missing", "standin_recency": "no" if odd else "yes"}
+            words = [miss_rule, standin, eviction, "background" if beta != "-" else "-"]
+            name = "_".join(word for word in words if word != "-")
+            rows[name] = policy(id=name, **cells)
+    return rows
+
+
+POLICIES = {**load_policies(SHEET), **_crossed()}
+CAUSAL = {name: p for name, p in POLICIES.items() if not p.clairvoyant}  # the emulator's
+FETCHING = {name: p for name, p in POLICIES.items() if p.lossless}
+LOSSY = {name: p for name, p in POLICIES.items() if not p.lossless}
+BACKGROUND = {name: p for name, p in POLICIES.items() if p.beta is not None}
+
+
+def residency(
+    rule_of: Policy, experts: int, top_k: int, slots: int, *, delay: int = 1, layers: int = 1, lanes: int = 1
+):
+    """A cold residency of one policy."""
+    rule = rule_of.rule(delay=delay)
+    return Residency(layers=layers, experts=experts, top_k=top_k, slots=slots, rule=rule, lanes=lanes)
+
+
+def run(rule_of: Policy, trace, slots: int, *, delay: int = 1, demand=None):
+    """One layer's trace from a cold (or warm) start: (log, moves, residency)."""
+    held = residency(rule_of, trace.scores.shape[1], trace.chosen.shape[1], slots, delay=delay)
+    if demand is not None:
+        held.warm(demand)
+    log, moves = held.decide(0, 0, trace.chosen, trace.weights, trace.scores)
+    return log, moves, held
+
+
+def identical(a, b) -> bool:
+    """Two tuples of arrays, byte by byte; records field by field, whose padding is anything."""
+    return all(
+        identical(*([array[name] for name in array.dtype.names] for array in (x, y)))
+        if x.dtype.names
+        else x.dtype == y.dtype and x.tobytes() == y.tobytes()
+        for x, y in zip(a, b, strict=True)
+    )
+
+
+def join(logs):
+    """The logs of consecutive calls as one."""
+    return type(logs[0])(*(np.concatenate(parts) for parts in zip(*logs, strict=True)))
