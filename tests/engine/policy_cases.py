@@ -26,7 +26,7 @@ def _crossed() -> dict[str, Policy]:
     assert sorted(own) == sorted(MISS_RULES), "a new miss rule: say here which cells it needs"
     rows = {}
     for miss_rule, eviction, beta in product(MISS_RULES, EVICTIONS, ("-", "0.5")):
-        if miss_rule == "fetch" and beta != "-" or miss_rule != "fetch" and eviction == "belady":
+        if beta != "-" if miss_rule == "fetch" else eviction == "belady":  # what the sheet refuses
             continue
         for standin in STANDINS if miss_rule in SUBSTITUTING else ("-",):
             odd = len(rows) % 2 == 1
