@@ -45,7 +45,7 @@ def _crossed() -> dict[str, Policy]:
     return rows
 
 
-POLICIES = {**load_policies(SHEET), **_crossed()}
+POLICIES = {**_crossed(), **load_policies(SHEET)}
 CAUSAL = {name: p for name, p in POLICIES.items() if not p.clairvoyant}  # the emulator's
 FETCHING = {name: p for name, p in POLICIES.items() if p.lossless}
 LOSSY = {name: p for name, p in POLICIES.items() if not p.lossless}

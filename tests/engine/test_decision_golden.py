@@ -1,8 +1,8 @@
 """Golden: exact decisions on tiny traces, worked out by hand from section 3 of the design.
 
-Every event is written as {expert: gate weight} in the order in which the router returns it. Unless a trace gives its own
-scores, the selection score of a chosen expert is its weight, that of any other is -1 - id: the best stand-in is the
-lowest id. Layers start with the named experts seated in slots 0, 1, ... and all counts at zero. Weights are sums of
+Every event is written as {expert: gate weight} in the order in which the router returns it. Unless a trace gives its
+own scores, the selection score of a chosen expert is its weight, that of any other is -1 - id: the best stand-in is
+the lowest id. Layers start with the named experts seated in slots 0, 1, ... and all counts at zero. Weights are sums of
 powers of two wherever a bound is met exactly.
 
 Kinds, in the router's order: H hit, F fetch, S substitute, D drop. Moves: (step, expert, slot, victim, cause), causes:
@@ -252,8 +252,9 @@ EVICTION_TRACE = [0, 1, 0, 2, 1, 0, 3, 0, 1]  # K = 1, S = 2, cold: 0 and 1 fill
 @pytest.mark.parametrize(
     ("eviction", "kinds", "victims"),
     [
-        # 3: never demanded again 0 (next 5) is farther than 1 (next 4): 0 leaves; 1 hits; 0 over 2 (never again); 3 over
-        # 1 (next 8; 0 is next at 7); 0 hits; 1: 3 and 0 are both never demanded again: least recent use, 3 (step 6).
+        # 3: never demanded again 0 (next 5) is farther than 1 (next 4): 0 leaves; 1 hits; 0 over 2 (never again); 3
+        # over 1 (next 8; 0 is next at 7); 0 hits; 1: 3 and 0 are both never demanded again: least recent use, 3
+        # (step 6).
         ("belady", "FFHFHFFHF", [-1, -1, 0, 2, 1, 3]),
         # 3: 0 entered first, leaves; 1 hits; 0 over 1 (entered at 1, 2 at 3); 3 over 2; 0 hits; 1 over 0 (5, 3 at 6).
         ("fifo", "FFHFHFFHF", [-1, -1, 0, 1, 2, 0]),
@@ -334,8 +335,8 @@ CALLED = {4: 0.75, 0: 0.25}  # 4 is the first choice
 
 
 def test_golden_background_queues_at_the_threshold_and_arrives_at_the_next_step():
-    # Step 0: A[4] = .25 < .5. Step 1: .5, queued at its end; 0 and 1 are in use, 2 leaves (never used, lower id than 3).
-    # Step 2: arrived before the event, a hit.
+    # Step 0: A[4] = .25 < .5. Step 1: .5, queued at its end; 0 and 1 are in use, 2 leaves (never used, lower id than
+    # 3). Step 2: arrived before the event, a hit.
     layer = background(0.5)
     seen = layer.play(MISSED, MISSED, CALLED)
     assert seen.kinds == ["HS", "HS", "HH"]
@@ -369,8 +370,8 @@ def test_golden_arrival_alone_does_not_clear_the_missing_mass():
 
 
 def test_golden_the_victim_leaves_when_the_load_is_issued():
-    # 2 left at step 0, though 4 arrives at 3 only: at 1 the first choice 2 misses. It is fetched over 1 or 3: 1 was used
-    # at 0 (stand-in), 3 never: 3, slot 3.
+    # 2 left at step 0, though 4 arrives at 3 only: at 1 the first choice 2 misses. It is fetched over 1 or 3: 1 was
+    # used at 0 (stand-in), 3 never: 3, slot 3.
     layer = background(0.25, delay=3)
     seen = layer.play(MISSED, {2: 0.75, 0: 0.25})
     assert seen.kinds == ["HS", "FH"]
@@ -390,9 +391,9 @@ def test_golden_fetching_a_pending_load_promotes_it():
 
 
 def test_golden_a_fetch_clears_the_missing_mass():
-    # Step 0: A[4] = .25. Step 1: fetched (first choice): cleared; 2 leaves. Step 2: 5 is fetched; 4, 0 used at 1, 1 at 0,
-    # 3 never: 3 leaves. Steps 3 and 4: 0 and 5 hit. Then evict 4 by hand of use: 3 again over the least recent, 1 (step
-    # 0); 2 over 4 (step 1, lower than 0 and 5 at 4). Step 7: 4 misses with .25: A = .25 < .5, nothing is queued.
+    # Step 0: A[4] = .25. Step 1: fetched (first choice): cleared; 2 leaves. Step 2: 5 is fetched; 4, 0 used at 1, 1 at
+    # 0, 3 never: 3 leaves. Steps 3 and 4: 0 and 5 hit. Then evict 4 by hand of use: 3 again over the least recent, 1
+    # (step 0); 2 over 4 (step 1, lower than 0 and 5 at 4). Step 7: 4 misses with .25: A = .25 < .5, nothing is queued.
     layer = background(0.5, E=6)
     seen = layer.play(MISSED, CALLED, {5: 0.75, 0: 0.25}, {0: 0.5, 5: 0.5}, {0: 0.5, 5: 0.5})
     assert seen.kinds == ["HS", "FH", "FH", "HH", "HH"]
@@ -497,8 +498,8 @@ def test_golden_own_weights_of_a_softmax_without_normalisation():
 
 
 def test_golden_own_weights_of_a_sigmoid():
-    # Sigmoids: 0 (log 3) .75, 4 (0) .5, the stand-in 1 (-log 3) .25; the router's weights are the sigmoids. Own .25; row
-    # 1.0, was 1.25: .9375 and .3125. Selection scores carry a bias and must not enter the weight.
+    # Sigmoids: 0 (log 3) .75, 4 (0) .5, the stand-in 1 (-log 3) .25; the router's weights are the sigmoids. Own .25;
+    # row 1.0, was 1.25: .9375 and .3125. Selection scores carry a bias and must not enter the weight.
     layer = Layer({**SUBSTITUTES, **OWN}, E=5, K=2, S=2, seated=[0, 1], sigmoid=True)
     logits = np.array([[math.log(3), -math.log(3), -5, -5, 0]], np.float32)
     seen = layer.play({0: 0.75, 4: 0.5}, scores=[[9, 3, 0, 0, 8]], logits=logits)

@@ -65,7 +65,7 @@ def test_law_every_stock_implementation_may_lie_underneath(implementation, famil
 
 
 def test_law_a_call_carries_what_the_model_chose(family, tiny_moe, random_ids):
-    """Chosen are the K best selection scores, which for DeepSeek's rule are not the K best logits; scores reach all E."""
+    """Chosen are the K best selection scores, which for DeepSeek's rule are not the K best logits."""
     model, ids = tiny_moe(family), random_ids(64, seed=3)
     with attach(model) as attachment:
         calls = record(attachment)
