@@ -62,9 +62,8 @@ def load_log(path: str | Path) -> DecisionLog:
     except (SafetensorError, FileNotFoundError) as exc:
         raise error(f"{path}: {exc}", "a whole decision log", "write it again") from None
     shape = arrays["executed"].shape
-    wrong = [
-        n for n, dtype in _ARRAYS.items() if arrays[n].dtype != dtype or (n != "moves" and arrays[n].shape != shape)
-    ]
+    shapes = dict.fromkeys(_ARRAYS, shape) | {"first": shape[:2], "moves": (len(arrays["moves"]), len(_MOVE_COLUMNS))}
+    wrong = [n for n, dtype in _ARRAYS.items() if arrays[n].dtype != dtype or arrays[n].shape != shapes[n]]
     if wrong or len(shape) != 3:
         raise error(f"{path}: {', '.join(wrong) or 'executed'} of another type or shape", "[T, L, K]", "write it again")
     return DecisionLog(**arrays, provenance=metadata)

@@ -1,0 +1,32 @@
+# Which expert misses are worth waiting for? The pipeline, as a table of contents.
+#
+#   snakemake --cores 1 results/all        everything: models scored under every policy, tables, figures, index
+#   snakemake --cores 1 results/figures    figures from records, no model is run (in a fresh clone: the published ones)
+#
+# What is run stands in config/config.yaml; how a miss is handled, in engine/; what is asked, in evals/.
+
+from snakemake.utils import min_version
+
+min_version("9.27")
+
+
+configfile: "config/config.yaml"
+
+
+include: "workflow/rules/common.smk"
+include: "workflow/rules/texts.smk"  #            texts of the package index, resolved and hashed
+include: "workflow/rules/reference_model.smk"  #  training of the embedded models (not part of results/all)
+include: "workflow/rules/models.smk"  #           packed models unpacked, calibrated, their routing recorded
+include: "workflow/rules/quality.smk"  #          every policy scored by perplexity
+include: "workflow/rules/tables.smk"  #           paired differences with intervals
+include: "workflow/rules/figures.smk"  #          one script a figure, and the two indexes
+
+
+localrules:
+    all,
+
+
+rule all:
+    input:
+        "results/all",
+    default_target: True

@@ -1,0 +1,147 @@
+"""What every pipeline script needs: texts from their resolved files, a model ready to attach, provenance, progress."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import math
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from engine.errors import error
+from engine.files import sha256
+from evals.perplexity import TokenizedDocument, scored_tokens, tokenize
+from evals.quality import Text
+
+_PACKAGES = ("torch", "transformers", "numpy", "numba", "tokenizers", "lm_eval", "snakemake")
+_ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "I8": 1, "U8": 1}
+
+
+def load_resolved(path: str | Path) -> dict:
+    """A resolved text: {status: ok | absent, id, topic, role, ...}; `ok` has documents [{id, text}]."""
+    try:
+        value = json.loads(Path(path).read_text(encoding="utf-8"))
+        value["status"], value["id"]
+    except (FileNotFoundError, json.JSONDecodeError, KeyError, TypeError) as exc:
+        raise error(f"{path}: {type(exc).__name__} {exc}", "a resolved text", "delete it and run again") from None
+    return value
+
+
+def load_texts(paths: list[str], tokenizer, bos: int | None, first: int | None = None) -> list[Text]:
+    """Tokenised texts of the resolved files that are not absent. first: the first documents alone (small runs)."""
+    texts = []
+    for path in paths:
+        resolved = load_resolved(path)
+        if resolved["status"] == "absent":
+            continue
+        pairs = [(d["id"], d["text"]) for d in resolved["documents"][:first]]
+        documents = tuple(tokenize(tokenizer, pairs))
+        scored = tuple(scored_tokens(d, bos) for d in documents)
+        texts.append(Text(resolved["id"], resolved["topic"], resolved["sha256"], documents, scored))
+    if not texts:
+        raise error("no text is present", "at least one of the configured texts", "see results/texts for the reasons")
+    return texts
+
+
+def load_tokenizer(folder: str | Path, revision: str | None = None):
+    """(tokenizer, bos id or None): one rule everywhere, BOS is prepended by us and never by the tokenizer."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder, revision=revision)
+    return tokenizer, tokenizer.bos_token_id
+
+
+def load_model(folder: str | Path, dtype: str, threads: int, revision: str | None = None):
+    """A model in evaluation mode on `threads` threads. UserError on a folder that is not a whole checkpoint."""
+    import torch
+    from safetensors import SafetensorError
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    torch.set_num_threads(threads)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype), revision=revision)
+    except (OSError, SafetensorError, KeyError) as exc:
+        raise error(
+            f"{folder}: {' '.join(str(exc).split())[:200]}",
+            "a whole checkpoint in Hugging Face layout",
+            "fetch or unpack the model again",
+        ) from None
+    return model.eval()
+
+
+def model_hash(folder: str | Path) -> str:
+    """sha256 of the weights' hashes, in file order; `hub` where the source is no folder."""
+    files = sorted(Path(folder).glob("*.safetensors"))
+    return "+".join(sha256(f)[:16] for f in files) if files else "hub"
+
+
+def expert_bytes(folder: str | Path) -> int:
+    """Bytes of a checkpoint's routed experts, from the headers of its files; 0 where the source is no folder."""
+    from safetensors import safe_open
+
+    total = 0
+    for path in sorted(Path(folder).glob("*.safetensors")):
+        with safe_open(path, framework="numpy") as file:
+            for name in file.keys():  # noqa: SIM118 (a handle, not a dict)
+                if ".experts." in name:
+                    part = file.get_slice(name)
+                    total += math.prod(part.get_shape()) * _ITEM_BYTES[part.get_dtype()]
+    return total
+
+
+def provenance(**facts: str | int) -> dict[str, str]:
+    """What a record must hold to be repeated: command, commit, versions, machine; all values are strings."""
+    try:
+        commit = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=12"], capture_output=True, text=True, check=True
+        ).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        commit = "unknown"
+    versions = {}
+    for package in _PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            versions[package] = "absent"
+    return {
+        "command": " ".join(["python", os.path.relpath(sys.argv[0]), *sys.argv[1:]]),
+        "commit": commit,
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "versions": " ".join(f"{name}={version}" for name, version in versions.items()),
+        **{name: str(value) for name, value in facts.items()},
+    }
+
+
+class Progress:
+    """One line on standard error at most every `every_s` seconds: done of total, rate, time left."""
+
+    def __init__(self, title: str, total: int, every_s: float = 4.0) -> None:
+        self.title, self.total, self.done = title, total, 0
+        self._every_s = every_s
+        self._started = self._told = time.perf_counter()
+
+    def advance(self, tokens: int) -> None:
+        self.done += tokens
+        now = time.perf_counter()
+        if now - self._told >= self._every_s or self.done >= self.total:
+            self._told = now
+            rate = self.done / max(now - self._started, 1e-9)
+            left = (self.total - self.done) / max(rate, 1e-9)
+            print(
+                f"{self.title}: {self.done:,} of {self.total:,} tokens, {rate:,.0f} a second, {left:.0f} s left",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    def after(self, bos: int | None) -> Callable[[TokenizedDocument], None]:
+        """As the `after` of evals.perplexity.losses."""
+        return lambda document: self.advance(scored_tokens(document, bos))

@@ -1,0 +1,57 @@
+rule unpack_model:
+    input:
+        lambda wildcards: f"{SETTINGS.models[wildcards.model].source}/model.int8.safetensors",
+        "evals/reference_model/pack.py",
+    output:
+        directory("results/models/{model}"),
+    log:
+        "results/logs/unpack_model/{model}.log",
+    params:
+        source=lambda wildcards: SETTINGS.models[wildcards.model].source,
+    shell:
+        "python -m evals.reference_model.pack unpack {params.source} {output} 2>&1 | tee {log}"
+
+
+rule calibrate_model:
+    input:
+        model_input,
+        ENGINE,
+        EVALS,
+        script="workflow/scripts/calibrate_model.py",
+        texts=expand("results/texts/{text}.json", text=SETTINGS.calibration_texts),
+    output:
+        demand="results/calibration/{model}.safetensors",
+        record="results/calibration/{model}.json",
+    log:
+        "results/logs/calibrate_model/{model}.log",
+    params:
+        model=model_flags,
+        policies=config["policies_sheet"],
+        context=SETTINGS.context_tokens,
+        threads=SETTINGS.threads,
+        documents=DOCUMENTS,
+    shell:
+        "python {input.script} {params.model} --texts {input.texts} {params.documents} --policies {params.policies}"
+        " --context {params.context} --threads {params.threads}"
+        " --out-demand {output.demand} --out {output.record} 2>&1 | tee {log}"
+
+
+rule record_routing:
+    input:
+        model_input,
+        ENGINE,
+        EVALS,
+        script="workflow/scripts/record_routing.py",
+        texts=expand("results/texts/{text}.json", text=SETTINGS.test_texts),
+    output:
+        "results/routing/{model}.safetensors",
+    log:
+        "results/logs/record_routing/{model}.log",
+    params:
+        model=model_flags,
+        context=SETTINGS.context_tokens,
+        threads=SETTINGS.threads,
+        documents=DOCUMENTS,
+    shell:
+        "python {input.script} {params.model} --texts {input.texts} {params.documents}"
+        " --context {params.context} --threads {params.threads} --out {output} 2>&1 | tee {log}"

@@ -1,0 +1,124 @@
+"""Score one policy by perplexity: a cell for every slot budget and text, failed cells with their reason.
+
+A policy that always fetches is replayed over the recorded routing, without the model; any other runs in the emulator.
+"""
+
+import argparse
+import dataclasses
+
+from safetensors.numpy import save_file
+
+from engine.errors import error, main_guard
+from engine.files import atomic, sha256, write_json
+from engine.policies import find_policy, load_policies
+from evals.jobs import Progress, expert_bytes, load_model, load_texts, load_tokenizer, model_hash, provenance
+from evals.perplexity import context_of
+from evals.quality import cells, emulate, load_demand, load_routing, replay_cell
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", required=True, help="id, for the record")
+    parser.add_argument("--model-dir", required=True, help="folder in Hugging Face layout, or hub id")
+    parser.add_argument("--revision")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--policy", required=True)
+    parser.add_argument("--policies", required=True, help="the sheet")
+    parser.add_argument("--texts", nargs="+", required=True, help="resolved texts")
+    parser.add_argument("--documents", type=int, help="the first documents of each text alone")
+    parser.add_argument("--slots", nargs="+", required=True, help="id=percent ...")
+    parser.add_argument("--demand", required=True)
+    parser.add_argument("--routing", required=True)
+    parser.add_argument("--delay", type=int, default=1, help="tokens until a background load completes")
+    parser.add_argument("--context", type=int, required=True)
+    parser.add_argument("--threads", type=int, required=True)
+    parser.add_argument("--out-losses", required=True)
+    parser.add_argument("--out-decisions", required=True, help="folder")
+    parser.add_argument("--out", required=True)
+    a = parser.parse_args()
+    policy = find_policy(load_policies(a.policies), a.policy)
+    slot_percents = {name: float(percent) for name, _, percent in (pair.partition("=") for pair in a.slots)}
+    tokenizer, bos = load_tokenizer(a.model_dir, a.revision)
+    texts = load_texts(a.texts, tokenizer, bos, a.documents)
+    demand = load_demand(a.demand)
+    routings = {t.id: load_routing(a.routing, t.id) for t in texts}
+    for t in texts:
+        if len(routings[t.id].losses) != sum(t.scored):
+            raise error(
+                f"{a.routing}: {t.id} has {len(routings[t.id].losses)} losses", f"{sum(t.scored)}", "record again"
+            )
+
+    arrays: dict = {}
+
+    def keep(slots_id, text, loss, log) -> None:
+        arrays[f"{slots_id}/{text.id}"] = loss
+        log.save(f"{a.out_decisions}/{slots_id}/{text.id}.safetensors")
+
+    if policy.lossless:
+        score_rule, context = "recorded", a.context
+        rows = cells(
+            policy,
+            texts,
+            slot_percents,
+            experts=demand.counts.shape[1],
+            run=lambda text, slots: replay_cell(policy, routings[text.id], slots=slots, demand=demand),
+            keep=keep,
+        )
+    else:
+        rows, score_rule, context = _emulate_all(a, policy, texts, slot_percents, demand, bos, keep)
+
+    with atomic(a.out_losses) as temporary:
+        save_file(arrays, temporary)
+    record = {
+        "schema": "quality-1",
+        "model": a.model,
+        "policy": policy.id,
+        "policy_row": dataclasses.asdict(policy),
+        "instrument": "emulator",
+        "continuity": "stream",
+        "start": "warm",
+        "completion": f"delay({a.delay})" if a.delay > 1 else "next_step",
+        "provenance": provenance(
+            model=model_hash(a.model_dir), score_rule=score_rule, context=context, threads=a.threads, dtype=a.dtype
+        ),
+        "texts": {t.id: t.sha256 for t in texts},
+        "document_tokens": {t.id: list(t.scored) for t in texts},
+        "experts": demand.counts.shape[1],
+        "expert_bytes": expert_bytes(a.model_dir),
+        "losses_sha256": sha256(a.out_losses),
+        "cells": rows,
+    }
+    if record["policy_row"]["tau"] == float("inf"):
+        record["policy_row"]["tau"] = "inf"  # JSON has no infinity
+    write_json(a.out, record)
+
+
+def _emulate_all(a, policy, texts, slot_percents, demand, bos, keep):
+    """All cells of a lossy policy: one model, one attachment."""
+    from engine.hook import attach
+
+    model = load_model(a.model_dir, a.dtype, a.threads, a.revision)
+    context = context_of(model, a.context)
+    progress = Progress(f"score {policy.id}", len(slot_percents) * sum(sum(t.scored) for t in texts))
+    with attach(model) as attachment:
+
+        def run(text, slots):
+            return emulate(
+                model,
+                attachment,
+                policy,
+                text,
+                slots=slots,
+                demand=demand,
+                delay=a.delay,
+                context=context,
+                bos=bos,
+                progress=progress.after(bos),
+            )
+
+        rows = cells(policy, texts, slot_percents, experts=attachment.experts, run=run, keep=keep)
+        return rows, attachment.rule_name, context
+
+
+if __name__ == "__main__":
+    main_guard(main)

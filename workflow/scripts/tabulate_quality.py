@@ -1,0 +1,242 @@
+"""From records to tables: every cell with its paired difference against the baseline, and how bundles differ.
+
+Losses are paired with the baseline's on the same tokens and resampled by document (evals/stats.py); the pooled rows
+(text `all`) resample within topics. Holm's correction runs over the lossy policies of one (model, slots, text).
+"""
+
+import argparse
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from safetensors.numpy import load_file
+
+from engine.errors import error, main_guard
+from engine.files import atomic, write_text
+from engine.log import load_log
+from engine.policies import BASELINE
+from evals.quality import share_of_events_that_differ
+from evals.stats import holm, paired_difference, paired_losses, percent_change
+
+REHEARSAL_BYTES = 1 << 30  # a model whose experts weigh less than this in all is a small embedded one
+COUNTS = [
+    "events",
+    "demands",
+    "hits",
+    "fetches",
+    "substitutions",
+    "drops",
+    "first_choices_changed",
+    "loads",
+    "background_issued",
+    "background_arrived",
+    "promoted",
+]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--records", nargs="+", required=True, help="results/quality/<model>/<policy>/perplexity.json")
+    parser.add_argument("--level", type=float, default=0.95)
+    parser.add_argument("--replicates", type=int, default=9999)
+    parser.add_argument("--seed", type=int, default=20512)
+    parser.add_argument("--out-quality", required=True)
+    parser.add_argument("--out-differences", required=True)
+    parser.add_argument("--out-bundles", required=True)
+    a = parser.parse_args()
+    records = [json.loads(Path(path).read_text(encoding="utf-8")) for path in a.records]
+    roots = [Path(path).parents[3] for path in a.records]
+    options = {"level": a.level, "replicates": a.replicates, "seed": a.seed}
+    rows = []
+    for model in dict.fromkeys(record["model"] for record in records):
+        own = {r["policy"]: (r, root) for r, root in zip(records, roots, strict=True) if r["model"] == model}
+        rows += model_rows(own, options)
+    quality = pd.DataFrame(rows)
+    with atomic(a.out_quality) as temporary:
+        quality.to_csv(temporary, index=False, float_format="%.8g")
+    with atomic(a.out_differences) as temporary:
+        differences(records, roots).to_csv(temporary, index=False, float_format="%.6f")
+    write_text(a.out_bundles, bundles_table(quality))
+
+
+# ---- one model -------------------------------------------------------------------------------------------------------
+def model_rows(own: dict[str, tuple[dict, Path]], options: dict) -> list[dict]:
+    """Rows of all cells of one model, and the pooled ones."""
+    if BASELINE not in own:
+        raise error(f"no record of {BASELINE}", "the baseline among the records", "score it")
+    losses = {
+        policy: load_file(root / "losses" / record["model"] / f"{policy}.safetensors")
+        for policy, (record, root) in own.items()
+    }
+    sizes = document_sizes(own[BASELINE][0])
+    rows: list[dict] = []
+    for policy, (record, _) in own.items():
+        ok_by_slots: dict[str, list[dict]] = {}
+        for cell in record["cells"]:
+            row = identity(record) | cell
+            if cell["status"] == "ok":
+                row |= paired(cell["slots"], [cell], policy, losses, sizes, options)
+                ok_by_slots.setdefault(cell["slots"], []).append(cell)
+            rows.append(row)
+        texts = {cell["text"] for cell in record["cells"]}
+        for slots, cells in ok_by_slots.items():
+            if len(cells) == len(texts):
+                rows.append(identity(record) | pool(cells) | paired(slots, cells, policy, losses, sizes, options))
+    correct_for_number(rows)
+    return rows
+
+
+def identity(record: dict) -> dict:
+    row = record["policy_row"]
+    return {
+        "model": record["model"],
+        "policy": record["policy"],
+        "miss_rule": row["miss_rule"],
+        "eviction": row["eviction"],
+        "beta": row["beta"],
+        "instrument": record["instrument"],
+        "experts": record["experts"],
+        "rehearsal": 0 < record["expert_bytes"] < REHEARSAL_BYTES,
+    }
+
+
+def document_sizes(record: dict) -> dict[str, list[int]]:
+    """Scored tokens of every document, by text."""
+    return record["document_tokens"]
+
+
+def paired(slots: str, cells: list[dict], policy: str, losses: dict, sizes: dict, options: dict) -> dict:
+    """Paired difference against the baseline over the cells' texts, documents resampled within topics."""
+    delta, tokens, topics, total = [], [], [], 0.0
+    for cell in cells:
+        key = f"{slots}/{cell['text']}"
+        if key not in losses[BASELINE]:
+            return {"reason": f"the baseline has no losses for {key}"}
+        difference = paired_losses(losses[policy][key], losses[BASELINE][key])
+        ends = np.cumsum(sizes[cell["text"]])[:-1]
+        delta += [part.sum() for part in np.split(difference, ends)]
+        tokens += sizes[cell["text"]]
+        topics += [cell["topic"]] * len(sizes[cell["text"]])
+        total += float(losses[policy][key].sum(dtype=np.float64))
+    interval = paired_difference(delta, tokens, topics, **options)
+    percent = percent_change(interval)
+    return {
+        "nll_per_token": total / sum(tokens),
+        "delta_nll": interval.estimate,
+        "delta_nll_low": interval.low,
+        "delta_nll_high": interval.high,
+        "delta_percent": percent.estimate,
+        "delta_percent_low": percent.low,
+        "delta_percent_high": percent.high,
+        "detectable_percent": percent.detectable,
+        "p_value": interval.p_value,
+    }
+
+
+def pool(cells: list[dict]) -> dict:
+    """Counts of all texts of one slot budget, and the rates and perplexities made of them."""
+    row = {key: cells[0][key] for key in ("slots", "slots_percent", "slots_count", "lossless")}
+    row |= {"text": "all", "topic": "all", "status": "ok"}
+    for key in (*COUNTS, "tokens", "words", "bytes", "documents"):
+        row[key] = sum(cell[key] for cell in cells)
+    nll = sum(np.log(cell["token_perplexity"]) * cell["tokens"] for cell in cells)
+    for name in ("token", "word", "byte"):
+        row[f"{name}_perplexity"] = float(np.exp(nll / row[f"{name}s"]))
+    row["miss_rate"] = 1 - row["hits"] / row["demands"]
+    row["substituted_share"] = row["substitutions"] / row["demands"]
+    for key in ("substituted_mass", "dropped_mass"):
+        row[key] = sum(cell[key] * cell["events"] for cell in cells) / row["events"]
+    row["lossy_without_effect"] = all(cell["lossy_without_effect"] for cell in cells)
+    row["background_inert"] = all(cell["background_inert"] for cell in cells)
+    row["wall_s"] = sum(cell["wall_s"] for cell in cells)
+    return row
+
+
+def correct_for_number(rows: list[dict]) -> None:
+    """p_holm over the lossy policies of one (model, slots, text)."""
+    groups: dict[tuple, list[dict]] = {}
+    for row in rows:
+        if row.get("p_value") is not None and not row["lossless"]:
+            groups.setdefault((row["model"], row["slots"], row["text"]), []).append(row)
+    for group in groups.values():
+        adjusted = holm({row["policy"]: row["p_value"] for row in group})
+        for row in group:
+            row["p_holm"] = adjusted[row["policy"]]
+
+
+# ---- bundles against each other --------------------------------------------------------------------------------------
+def differences(records: list[dict], roots: list[Path]) -> pd.DataFrame:
+    """Share of events in which two bundles execute something else, for every pair, slots and text of a model."""
+    where = {(r["model"], r["policy"]): root / "decisions" for r, root in zip(records, roots, strict=True)}
+    keys = dict.fromkeys(
+        (r["model"], cell["slots"], cell["text"]) for r in records for cell in r["cells"] if cell["status"] == "ok"
+    )
+    rows = []
+    for model, slots, text in keys:
+        logs = {}
+        for (owner, policy), root in where.items():
+            path = root / owner / policy / slots / f"{text}.safetensors"
+            if owner == model and path.is_file():
+                logs[policy] = load_log(path)
+        for one, other in itertools.combinations(logs, 2):
+            share = share_of_events_that_differ(logs[one], logs[other])
+            rows.append(
+                {
+                    "model": model,
+                    "slots": slots,
+                    "text": text,
+                    "policy": one,
+                    "other": other,
+                    "events_that_differ": share,
+                }
+            )
+    return pd.DataFrame(rows, columns=["model", "slots", "text", "policy", "other", "events_that_differ"])
+
+
+def bundles_table(quality: pd.DataFrame) -> str:
+    """The pooled rows as Markdown: a table for every model and slot budget."""
+    lines = ["# Bundles", ""]
+    pooled = quality[(quality["text"] == "all") & (quality["status"] == "ok")]
+    for (model, slots, percent), group in pooled.groupby(["model", "slots", "slots_percent"], sort=False):
+        first = group.iloc[0]
+        lines += [
+            f"## {model}, {slots}: {percent:g} % resident ({first['slots_count']} of {first['experts']} a layer)",
+            "",
+            f"{first['documents']} documents, {first['tokens']:,} scored tokens, {first['events']:,} events. "
+            f"Loss is the change of token perplexity against {BASELINE} on the same tokens, with its interval over "
+            "documents.",
+            "",
+            "| policy | token perplexity | loss | smallest effect seen | substituted | mass | fetched | missed |",
+            "|---|---|---|---|---|---|---|---|",
+        ]
+        for row in group.to_dict("records"):
+            if row["lossless"]:
+                loss, seen = "exact", ""
+            else:
+                low, high = row["delta_percent_low"], row["delta_percent_high"]
+                loss = f"{row['delta_percent']:+.2f} % ({low:+.2f} to {high:+.2f})"
+                seen = f"{row['detectable_percent']:.2f} %"
+                if row["lossy_without_effect"]:
+                    loss = "nothing was substituted"
+            inert = " (background inert)" if row["background_inert"] else ""
+            lines.append(
+                f"| {row['policy']}{inert} | {row['token_perplexity']:.3f} | {loss} | {seen} "
+                f"| {row['substituted_share']:.4f} | {row['substituted_mass']:.4f} "
+                f"| {row['fetches'] / row['demands']:.4f} | {row['miss_rate']:.4f} |"
+            )
+        lines.append("")
+    failed = quality[quality["status"] != "ok"]
+    if len(failed):
+        lines += ["## Cells without a result", ""]
+        lines += [
+            f"- {row['model']}, {row['policy']}, {row['slots']}, {row['text']}: {row['reason']}"
+            for row in failed.to_dict("records")
+        ]
+        lines.append("")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main_guard(main)
