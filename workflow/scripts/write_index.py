@@ -1,0 +1,172 @@
+"""What a run found, as one file: pictures and tables with their sha256 and, of a whole run, the numbers in words.
+
+python workflow/scripts/write_index.py --title Figures --table results/published/tables/quality.csv \
+    --files results/plots/published/*.* --out results/figures
+python workflow/scripts/write_index.py --title Results --table ... --files ... --calibrations ... --texts ... --out ...
+
+Paths are relative to the index. Without --texts only the files and the cells without a result are listed. The line
+`Status:` says `complete` or `partial`; publish.py reads it.
+"""
+
+import argparse
+import ast
+import json
+import os
+from pathlib import Path
+
+import pandas as pd
+
+from engine.errors import error, main_guard
+from engine.files import sha256, write_text
+from engine.policies import BASELINE
+from evals.figures import POOLED, model_title, ok_rows, read_table, slots_title, without_result
+
+RETRY = "make retry"
+ABOUT = {
+    "bundles.md": "The pooled rows of every bundle as a table, by model and slots.",
+    "differences.csv": "Share of events in which two bundles execute something else.",
+    "quality.csv": "Every (model, policy, slots, text): perplexity, loss with interval, counts.",
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--title", required=True)
+    parser.add_argument("--table", required=True, help="quality.csv")
+    parser.add_argument("--files", nargs="+", required=True, help="pictures and tables to list")
+    parser.add_argument("--calibrations", nargs="*", default=[], help="results/calibration/<model>.json")
+    parser.add_argument("--texts", nargs="*", default=[], help="results/texts/<text>.json")
+    parser.add_argument("--out", required=True)
+    a = parser.parse_args()
+    table = read_table(a.table)
+    texts = [read_json(path, "status", "id") for path in a.texts]
+    lost, absent = without_result(table), [text for text in texts if text["status"] != "ok"]
+    lines = [f"# {a.title}", "", status_line(lost, absent), ""]
+    lines += [f"Model: {model_title(table, model)}" for model in table["model"].unique()]
+    if a.texts:
+        lines += ["", *headline(table), *text_lines(texts), *calibration_lines(a.calibrations)]
+    lines += ["", *lost_lines(lost), *file_lines(a.files, Path(a.out).parent)]
+    write_text(a.out, "\n".join(lines) + "\n")
+
+
+def read_json(path: str | Path, *keys: str) -> dict:
+    try:
+        value = json.loads(Path(path).read_text(encoding="utf-8"))
+        for key in keys:
+            value[key]
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError) as exc:
+        expected = f"a file with {', '.join(keys)}"
+        raise error(f"{path}: {type(exc).__name__} {exc}", expected, "delete it and run again") from None
+    return value
+
+
+def status_line(lost: pd.DataFrame, absent: list[dict]) -> str:
+    if not len(lost) and not absent:
+        return "Status: complete"
+    return f"Status: partial (cells without a result: {len(lost)}, texts absent: {len(absent)})"
+
+
+# ---- parts of the index ----------------------------------------------------------------------------------------------
+def headline(table: pd.DataFrame) -> list[str]:
+    """The pooled rows, a block for every model and slot budget."""
+    lines = [
+        "## Bundles over all texts",
+        "",
+        f"loss: change of token perplexity against {BASELINE} on the same tokens, in percent, with its interval over",
+        "documents; seen: the smallest loss that could have been detected; substituted: share of the experts chosen;",
+        "mass: share of an event's gate weight that was substituted; missed: share of the experts chosen.",
+    ]
+    budgets = table.drop_duplicates(["model", "slots"])
+    width = max(len(policy) for policy in table["policy"])
+    for budget in budgets.to_dict("records"):
+        own = table[(table["model"] == budget["model"]) & (table["slots"] == budget["slots"])]
+        pooled = {row["policy"]: row for row in ok_rows(own, POOLED).to_dict("records")}
+        sizes = next(iter(pooled.values()), None)
+        of = f", {sizes['documents']:,.0f} documents, {sizes['tokens']:,.0f} tokens" if sizes else ""
+        lines += ["", f"### {budget['model']}, {slots_title(budget)}{of}", "", "```"]
+        heads = ("substituted", "mass", "missed")
+        lines.append(f"{'policy':{width}}  {'loss':28}  {'seen':>6}  " + "  ".join(f"{head:>11}" for head in heads))
+        for policy in own["policy"].unique():
+            lines.append(headline_row(policy, pooled.get(policy), width))
+        lines.append("```")
+    return [*lines, ""]
+
+
+def headline_row(policy: str, row: dict | None, width: int) -> str:
+    if row is None:
+        return f"{policy:{width}}  no result (see below)"
+    seen = ""
+    if row["lossless"]:
+        loss = "exact"
+    elif row["lossy_without_effect"]:
+        loss = "no effect: nothing replaced"
+    elif pd.isna(row["delta_percent"]):
+        loss = "no result: no baseline"
+    elif pd.isna(row["delta_percent_low"]):
+        loss = f"{row['delta_percent']:+.3f} (no interval)"
+    else:
+        loss = f"{row['delta_percent']:+.3f} ({row['delta_percent_low']:+.3f} to {row['delta_percent_high']:+.3f})"
+        seen = f"{row['detectable_percent']:.3f}"
+    shares = (row["substituted_share"], row["substituted_mass"], row["miss_rate"])
+    inert = "  background inert" if row["background_inert"] else ""
+    return f"{policy:{width}}  {loss:28}  {seen:>6}  " + "  ".join(f"{share:11.4f}" for share in shares) + inert
+
+
+def text_lines(texts: list[dict]) -> list[str]:
+    lines = ["## Texts", ""]
+    for text in texts:
+        what = f"{text['id']} ({text.get('role', '')}, {text.get('topic', '')})"
+        if text["status"] == "ok":
+            lines.append(f"- {what}: {len(text['documents'])} documents, sha256 {text['sha256']}")
+        else:
+            lines.append(f"- {what}: absent, {' '.join(str(text.get('reason', 'no reason given')).split())}")
+    return [*lines, ""]
+
+
+def calibration_lines(paths: list[str]) -> list[str]:
+    lines = ["## Calibration", ""] if paths else []
+    for path in paths:
+        record = read_json(path, "events", "standin_weight")
+        weight = record["standin_weight"]
+        losses = ", ".join(f"{name} {found['estimate']:+.5f}" for name, found in weight["delta_nll"].items())
+        lines.append(
+            f"- {Path(path).stem}: {record['events']:,} events; combine weight of stand-ins under {weight['policy']} "
+            f"at {weight['slots_percent']:g} % slots, loss in nats a token: {losses}; better: {weight['better']}; "
+            f"the sheet uses {weight['sheet']}"
+        )
+    return [*lines, ""] if lines else []
+
+
+def lost_lines(lost: pd.DataFrame) -> list[str]:
+    if not len(lost):
+        return []
+    lines = ["## Cells without a result", "", f"Retry them with `{RETRY}`.", ""]
+    for row in lost.to_dict("records"):
+        reason = " ".join(row["reason"].split()) or "no baseline to pair with"
+        lines.append(f"- {row['model']}, {row['policy']}, {row['slots']}, {row['text']}: {row['status']}, {reason}")
+    return [*lines, ""]
+
+
+def file_lines(paths: list[str], folder: Path) -> list[str]:
+    lines = ["## Files", "", "| file | sha256 | shows |", "|---|---|---|"]
+    for path in map(Path, paths):
+        if not path.is_file():
+            raise error(f"{path} does not exist", "a picture or a table", "make it first")
+        name = Path(os.path.relpath(path, folder)).as_posix()
+        lines.append(f"| [{name}]({name}) | {sha256(path)} | {about(path)} |")
+    return lines
+
+
+def about(path: Path) -> str:
+    """One line: of a figure the first line of its script, of its csv that it holds the points."""
+    if path.name in ABOUT:
+        return ABOUT[path.name]
+    script = Path(__file__).with_name(f"plot_{path.stem}.py")
+    if not script.is_file():
+        raise error(f"{path}: nothing says what it shows", f"{script.name} or a line of ABOUT", "add it")
+    line = ast.get_docstring(ast.parse(script.read_text(encoding="utf-8"))).splitlines()[0]
+    return f"The points of the figure: {line}" if path.suffix == ".csv" else line
+
+
+if __name__ == "__main__":
+    main_guard(main)
