@@ -246,19 +246,23 @@ def errors(rows: pd.DataFrame) -> np.ndarray:
 
 
 def set_loss_scale(axis, rows: pd.DataFrame, steps: tuple[int, ...] = (1, 3)) -> None:
-    """Linear, or symmetric-logarithmic beyond 1 % where the largest loss is far beyond the typical one."""
+    """Linear, or symmetric-logarithmic where the largest loss is far beyond the typical one; the label says which."""
     values = rows[[*LOSS[:3]]].to_numpy().ravel()
-    sizes = np.abs(values[(values != 0) & np.isfinite(values)])
-    if not len(sizes) or sizes.max() <= 8 or sizes.max() <= 8 * np.median(sizes):
+    values = values[(values != 0) & np.isfinite(values)]
+    sizes = np.abs(values)
+    if not len(sizes) or sizes.max() <= 8 * np.median(sizes):
         return
-    getattr(axis.axes, f"set_{axis.axis_name}scale")("symlog", linthresh=1, linscale=1)
-    low, high = axis.get_view_interval()
-    ticks = [m * 10**k for k in range(math.ceil(math.log10(sizes.max())) + 1) for m in steps]
-    ticks = [t for t in (0, *ticks, *(-tick for tick in ticks)) if min(low, high) <= t <= max(low, high)]
-    axis.set_major_locator(FixedLocator(sorted(ticks)))
+    decade = math.floor(math.log10(np.quantile(sizes, 0.25)))
+    linear = 10.0**decade
+    getattr(axis.axes, f"set_{axis.axis_name}scale")("symlog", linthresh=linear, linscale=0.6)
+    low, high = min(values.min(), -linear / 2), max(values.max(), linear)
+    low, high = low * (1.4 if low < -linear else 1), high * 1.4
+    getattr(axis.axes, f"set_{axis.axis_name}lim")(low, high)
+    ticks = [m * 10.0**k for k in range(decade, math.ceil(math.log10(sizes.max())) + 1) for m in steps]
+    axis.set_major_locator(FixedLocator([t for t in (*(-tick for tick in ticks[::-1]), 0, *ticks) if low <= t <= high]))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FormatStrFormatter("%g"))
-    axis.set_label_text(f"{axis.get_label_text()}\nlinear within 1 %, logarithmic beyond")
+    axis.set_label_text(f"{axis.get_label_text()}\nlinear within {linear:g} %, logarithmic beyond")
 
 
 def label_ends(ax: Axes, ends: list[tuple[float, float, str, Look]], x: float = 1.03) -> list[Text]:

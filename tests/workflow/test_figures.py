@@ -274,7 +274,7 @@ def finished_run(root: Path, table: pd.DataFrame, pictures: Path, absent: bool =
     for picture in pictures.iterdir():
         (plots / picture.name).write_bytes(picture.read_bytes())
     for text, topic in TEXTS.items():
-        value = {"status": "ok", "id": text, "topic": topic, "role": "test", "sha256": "0" * 64, "documents": [{}] * 24}
+        value = {"status": "ok", "id": text, "topic": topic, "role": "test", "sha256": "0" * 64, "documents": [{}] * 30}
         if absent and text == "bible_test":
             value = {"status": "absent", "reason": "its wheel is not there", "id": text, "topic": topic, "role": "test"}
         (root / "texts" / f"{text}.json").write_text(json.dumps(value))
@@ -300,6 +300,7 @@ def test_index_of_a_partial_run_names_files_numbers_gaps_and_the_retry(pictures,
     assert "- reference, first_choice, s12, code_test: failed, RuntimeError: 3 losses are NaN" in index
     assert "`make retry`" in index and "bible_test (test, scripture): absent, its wheel is not there" in index
     assert "reference (rehearsal: a small embedded model)" in index
+    assert "code_test (test, code): 30 documents, the first 24 scored" in index
     row = synthetic_table().query("policy == 'rule_015' and slots == 's25' and text == @POOLED").iloc[0]
     numbers = f"{row['delta_percent']:+.3f} ({row['delta_percent_low']:+.3f} to {row['delta_percent_high']:+.3f})"
     line = next(line for line in index.splitlines() if line.startswith("rule_015") and numbers in line)

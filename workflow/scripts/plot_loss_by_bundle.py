@@ -27,8 +27,8 @@ from evals.figures import (
 COLUMNS = ["model", "slots", "slots_percent", "policy", "miss_rule", "instrument", "text", "topic", *LOSS]
 COLUMNS += ["lossless", "lossy_without_effect", "background_inert", "documents", "tokens", "rehearsal"]
 NOTE = (
-    "Grey: effects too small to be detected. exact: the model's own experts always run, so the loss is zero by "
-    "construction. A cross marks a lossy policy without effect, which is not the same."
+    "Grey: effects too small to be detected, of either sign. exact: the model's own experts always run, so the loss is "
+    "zero by construction. A cross marks a lossy policy without effect, which is not the same."
 )
 
 

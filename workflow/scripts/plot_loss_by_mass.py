@@ -34,7 +34,7 @@ BASE = Look("#000000", "o", "-")
 
 def marker_area(slots_percent: pd.Series) -> pd.Series:
     """Square points: proportional to the slots, within what the eye can tell."""
-    return 16 + 1.6 * slots_percent
+    return 10 + 0.8 * slots_percent
 
 
 def draw(table: pd.DataFrame):
@@ -55,7 +55,7 @@ def draw(table: pd.DataFrame):
     panels = figure.subplots(1, len(models), squeeze=False)[0]
     drawn = []
     for ax, model in zip(panels, models, strict=True):
-        ends = [(0.0, 0.0, f"{BASELINE} (0)", BASE)]
+        ends = []
         ax.axhline(0, color=BASE.colour, linewidth=0.9)
         for policy in policies:
             rows = pooled_grid(table, model, policy)
@@ -77,6 +77,9 @@ def draw(table: pd.DataFrame):
                 words = end_label(policy, rows, "delta_percent")
                 ends.append((last["substituted_mass"], last["delta_percent"], words, look))
             drawn.append(points)
+        ax.update_datalim([(0, 0)])  # where the baseline stands
+        ax.autoscale_view()
+        ends.append((ax.get_xlim()[1], 0.0, f"{BASELINE} (0)", BASE))
         ax.set_title(f"{model}, all texts")
         ax.set_xlabel("substituted mass (share of an event's gate weight, mean over events)")
         ax.set_ylabel(LOSS_LABEL)

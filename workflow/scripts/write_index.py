@@ -44,8 +44,8 @@ def main() -> None:
     lines = [f"# {a.title}", "", status_line(lost, absent), ""]
     lines += [f"Model: {model_title(table, model)}" for model in table["model"].unique()]
     if a.texts:
-        lines += ["", *headline(table), *text_lines(texts), *calibration_lines(a.calibrations)]
-    lines += ["", *lost_lines(lost), *file_lines(a.files, Path(a.out).parent)]
+        lines += ["", *headline(table), *text_lines(texts, table), *calibration_lines(a.calibrations)]
+    lines += [*([] if a.texts else [""]), *lost_lines(lost), *file_lines(a.files, Path(a.out).parent)]
     write_text(a.out, "\n".join(lines) + "\n")
 
 
@@ -85,7 +85,7 @@ def headline(table: pd.DataFrame) -> list[str]:
         of = f", {sizes['documents']:,.0f} documents, {sizes['tokens']:,.0f} tokens" if sizes else ""
         lines += ["", f"### {budget['model']}, {slots_title(budget)}{of}", "", "```"]
         heads = ("substituted", "mass", "missed")
-        lines.append(f"{'policy':{width}}  {'loss':28}  {'seen':>6}  " + "  ".join(f"{head:>11}" for head in heads))
+        lines.append(f"{'policy':{width}}  {'loss':31}  {'seen':>6}  " + "  ".join(f"{head:>11}" for head in heads))
         for policy in own["policy"].unique():
             lines.append(headline_row(policy, pooled.get(policy), width))
         lines.append("```")
@@ -109,15 +109,19 @@ def headline_row(policy: str, row: dict | None, width: int) -> str:
         seen = f"{row['detectable_percent']:.3f}"
     shares = (row["substituted_share"], row["substituted_mass"], row["miss_rate"])
     inert = "  background inert" if row["background_inert"] else ""
-    return f"{policy:{width}}  {loss:28}  {seen:>6}  " + "  ".join(f"{share:11.4f}" for share in shares) + inert
+    return f"{policy:{width}}  {loss:31}  {seen:>6}  " + "  ".join(f"{share:11.4f}" for share in shares) + inert
 
 
-def text_lines(texts: list[dict]) -> list[str]:
+def text_lines(texts: list[dict], table: pd.DataFrame) -> list[str]:
+    """Texts of the run; where it took the first documents alone, how many."""
+    scored = ok_rows(table).groupby("text")["documents"].max()
     lines = ["## Texts", ""]
     for text in texts:
         what = f"{text['id']} ({text.get('role', '')}, {text.get('topic', '')})"
         if text["status"] == "ok":
-            lines.append(f"- {what}: {len(text['documents'])} documents, sha256 {text['sha256']}")
+            whole = len(text["documents"])
+            part = "" if scored.get(text["id"], whole) == whole else f", the first {scored[text['id']]:.0f} scored"
+            lines.append(f"- {what}: {whole} documents{part}, sha256 {text['sha256']}")
         else:
             lines.append(f"- {what}: absent, {' '.join(str(text.get('reason', 'no reason given')).split())}")
     return [*lines, ""]
