@@ -76,15 +76,20 @@ def family(request):
     return request.param
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def tiny_moe():
-    """tiny_moe(family, **configuration) -> a fresh model in float32, the same weights every time."""
+    """tiny_moe(family, **configuration) -> a fresh model in float32, the same weights every time.
+
+    One thread while it is in use: models this small lose an order of magnitude to the waiting of a second one.
+    """
     import torch
     import transformers
 
     transformers.logging.set_verbosity_error()
-    torch.set_grad_enabled(False)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
 
+    @torch.no_grad()
     def build(family, **configuration):
         prefix, own, _ = FAMILIES[family]
         config = getattr(transformers, f"{prefix}Config")(**{**_SHAPE, **own, **configuration})
@@ -95,9 +100,10 @@ def tiny_moe():
                 module.weight.normal_(std=ROUTER_STD)
                 if hasattr(module, "e_score_correction_bias"):
                     module.e_score_correction_bias.normal_(std=CORRECTION_STD)
-        return model
+        return model.requires_grad_(False)
 
-    return build
+    yield build
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")
