@@ -6,7 +6,7 @@ weights, and every movement of an expert. All it remembers lies in `State`. It k
 when a background load completes is counted in steps (`Rule.delay`) or told from outside (`complete_load`). The
 numbers in `decide_event` are the steps of one event in the documentation (docs/decision.md).
 
-    moves = scan(state, row, rule, events, log)
+    moves, stopped = scan(state, row, rule, events, log)
 
 Axes: G rows of state (lane x layer), T events, E experts, K chosen an event, S slots. The lowest eviction score leaves
 first; every tie ends at the lower expert id, so a run is a pure function of its inputs. Everything compiled lies in
@@ -109,7 +109,7 @@ class Events(NamedTuple):
     """What the model wants, in its own order. Scores and logits may have width 0 where nothing is substituted."""
 
     chosen: np.ndarray  # [T, K] int32
-    chosen_scores: np.ndarray  # [T, K] float32, their selection scores
+    chosen_scores: np.ndarray  # [T, K] float32, their selection scores; filled by `scan` where it has all scores
     weights: np.ndarray  # [T, K] float32, gate weights
     scores: np.ndarray  # [T, E] float32, selection scores
     logits: np.ndarray  # [T, E] float32, router logits
@@ -534,10 +534,20 @@ def _link_next_use(experts, step, chosen):
     return linked
 
 
+@njit(cache=True, inline="always")
+def _has_nan(values, t):
+    """A NaN in row t [E]? Reading the row in order also brings it into the cache; stand-ins read it out of order."""
+    bad = 0
+    for e in range(values.shape[1]):
+        bad += values[t, e] != values[t, e]
+    return bad > 0
+
+
 @njit(cache=True, nogil=True)
 def scan(state, r, rule, events, log):
-    """All T events of row `r` in order; fills `log` and returns the moves [N] MOVE.
+    """All T events of row `r` in order; fills `log`, returns the moves [N] MOVE and the event that stopped it, or -1.
 
+    An event whose scores hold a NaN, or whose weights do not have a positive finite sum, stops the scan undecided.
     `belady` sees the future of this call alone: give it the whole trace at once.
     """
     slots, experts, row = state.slots[r], state.experts[r], state.rows[r]
@@ -554,6 +564,14 @@ def scan(state, r, rule, events, log):
     clairvoyant = rule.eviction == 0
     linked = _link_next_use(experts, row.step, events.chosen) if clairvoyant else np.empty((0, 0), np.int32)
     for t in range(T):
+        total = 0.0
+        for k in range(K):
+            total += events.weights[t, k]
+        if not 0.0 < total < np.inf or _has_nan(events.scores, t):
+            return moves[:n].copy(), t
+        if events.scores.shape[1] > 0:
+            for k in range(K):
+                events.chosen_scores[t, k] = events.scores[t, events.chosen[t, k]]
         if n + 3 * slots.size > moves.size:  # an event logs at most S - K arrivals, K fetches, S - K issues
             longer = np.empty(2 * moves.size, MOVE)
             longer[:n] = moves[:n]
@@ -562,4 +580,4 @@ def scan(state, r, rule, events, log):
             for k in range(K):
                 experts[events.chosen[t, k]].next_use = linked[t, k]
         n = decide_event(slots, experts, row, rule, events, t, log, moves, n, work)
-    return moves[:n].copy()
+    return moves[:n].copy(), -1

@@ -134,6 +134,10 @@ class Residency:
                 f"[T, {self.top_k}]",
                 "pass one layer's events",
             )
+        if T and not 0 <= chosen.min() <= chosen.max() < self.experts:
+            raise error(
+                f"expert ids from {chosen.min()} to {chosen.max()}", f"0 to {self.experts - 1}", "check the router"
+            )
         if scores is None:
             if chosen_scores is None or rule.miss not in (0, 1):
                 raise error("no selection scores", "scores [T, E] for a rule that substitutes", "record them")
@@ -143,26 +147,20 @@ class Residency:
             logits = scores if logits is None else np.ascontiguousarray(logits, np.float32)
             if scores.shape != (T, self.experts) or logits.shape != scores.shape:
                 raise error(f"scores {scores.shape}", f"[T, E] = {(T, self.experts)}", "pass one layer's events")
-            chosen_scores = np.take_along_axis(scores, chosen, axis=1)
+            chosen_scores = np.empty((T, K), np.float32)
         chosen_scores = np.ascontiguousarray(chosen_scores, np.float32)
-        sums = weights.sum(axis=1)
-        if not (np.isfinite(sums).all() and (sums > 0).all()) or np.isnan(scores).any():
-            raise error(
-                "router output that is not finite, or weights that sum to zero",
-                "finite scores and a positive sum of weights in every event",
-                "check the checkpoint",
-            )
         log = Log(
             executed=np.empty((T, K), np.int32),
             weights=np.empty((T, K), np.float32),
             kind=np.empty((T, K), np.int8),
             first=np.empty(T, np.int8),
         )
-        moves = scan(
-            self.state,
-            lane * self.layers + layer,
-            rule,
-            Events(chosen, chosen_scores, weights, scores, logits),
-            log,
-        )
+        events = Events(chosen, chosen_scores, weights, scores, logits)
+        moves, stopped = scan(self.state, lane * self.layers + layer, rule, events, log)
+        if stopped >= 0:
+            raise error(
+                f"router output of layer {layer} that is not finite, or weights that sum to zero, at event {stopped}",
+                "finite scores and a positive sum of weights",
+                "check the checkpoint",
+            )
         return log, moves
