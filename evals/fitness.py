@@ -1,0 +1,112 @@
+"""Is a model fit to decide claims? Checked on calibration text, before any claim is drawn from it.
+
+The papers' effects can only be seen in a model whose experts differ and whose misses hurt. At a quarter of the experts
+resident:
+
+    substituting every miss raises perplexity, its interval above 0
+    the next best stand-in loses less than a random one, the interval of the difference above 0
+    the baseline's miss rate lies between 5 and 40 %
+
+and, for information: the weight of the first choice, the number of choices of weight 0.15 and more, and for each pair
+of bundles the share of events in which they differ. A model that fails is refused for the ledger by name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+
+from engine.log import DecisionLog, count
+from engine.policies import BASELINE, Policy
+from engine.residency import Demand, slots_from_percent
+from evals.quality import Text, emulate, record_routing, replay_cell, share_of_events_that_differ
+from evals.stats import Interval, paired_difference, percent_change
+
+SLOTS_PERCENT = 25.0
+MISS_RATE = (0.05, 0.40)
+CONTROL_SEED = 0
+
+
+def document_sums(delta: np.ndarray, scored: Sequence[int]) -> list[float]:
+    """Paired losses [tokens] summed by document."""
+    return [float(part.sum(dtype=np.float64)) for part in np.split(delta, np.cumsum(scored)[:-1])]
+
+
+def paired(texts: Sequence[Text], losses: dict[str, np.ndarray], baseline: dict[str, np.ndarray]) -> Interval:
+    """Mean difference a token over all texts, documents resampled within topics. losses: by text id."""
+    sums, tokens, topics = [], [], []
+    for text in texts:
+        sums += document_sums(losses[text.id].astype(np.float64) - baseline[text.id], text.scored)
+        tokens += text.scored
+        topics += [text.topic] * len(text.scored)
+    return paired_difference(sums, tokens, topics)
+
+
+def gate(model, attachment, policies: dict[str, Policy], texts: Sequence[Text], demand: Demand, **options) -> dict:
+    """Run the gate; returns its record: checks (name, value, wanted, passed), fit, and what is for information.
+
+    options: context, bos, progress of evals.quality.emulate.
+    """
+    slots = slots_from_percent(attachment.experts, SLOTS_PERCENT)
+    exact = {text.id: record_routing(model, attachment, text, **options) for text in texts}
+    baseline = {name: routing.losses for name, routing in exact.items()}
+    random = dataclasses.replace(policies["substitute_all"], id="random_stand_in", standin="random", seed=CONTROL_SEED)
+    losses: dict[str, dict[str, np.ndarray]] = {}
+    logs: dict[str, dict[str, DecisionLog]] = {}
+    for policy in [*policies.values(), random]:
+        losses[policy.id], logs[policy.id] = {}, {}
+        for text in texts:
+            if policy.lossless:
+                result = replay_cell(policy, exact[text.id], slots=slots, demand=demand)
+            else:
+                result = emulate(model, attachment, policy, text, slots=slots, demand=demand, delay=1, **options)
+            losses[policy.id][text.id], logs[policy.id][text.id] = result
+    all_missed = paired(texts, losses["substitute_all"], baseline)
+    control = paired(texts, losses["random_stand_in"], losses["substitute_all"])
+    counts = [count(log) for log in logs[BASELINE].values()]
+    miss_rate = 1 - sum(c["hits"] for c in counts) / sum(c["demands"] for c in counts)
+    checks = [
+        _check("substitute_all loses, % perplexity", all_missed),
+        _check("a random stand-in loses more than the next best, % perplexity", control),
+        {
+            "name": f"miss rate of {BASELINE}",
+            "value": miss_rate,
+            "wanted": f"{MISS_RATE[0]:g} to {MISS_RATE[1]:g}",
+            "passed": MISS_RATE[0] <= miss_rate <= MISS_RATE[1],
+        },
+    ]
+    g = np.concatenate([r.trace.weights / r.trace.weights.sum(-1, keepdims=True) for r in exact.values()])  # [T, L, K]
+    lossy = [p.id for p in policies.values() if not p.lossless]
+    events = sum(log.events for log in logs[BASELINE].values())
+    return {
+        "fit": all(check["passed"] for check in checks),
+        "slots_percent": SLOTS_PERCENT,
+        "slots": slots,
+        "events": events,
+        "checks": checks,
+        "first_choice_weight_by_layer": g.max(-1).mean(0).round(4).tolist(),
+        "weights_from_0_15_by_layer": (g >= 0.15).sum(-1).mean(0).round(4).tolist(),
+        "loss_percent": {p: dataclasses.asdict(percent_change(paired(texts, losses[p], baseline))) for p in lossy},
+        "events_that_differ": {
+            f"{one} {other}": sum(
+                share_of_events_that_differ(logs[one][t.id], logs[other][t.id]) * logs[one][t.id].events for t in texts
+            )
+            / events
+            for one, other in itertools.combinations([BASELINE, *lossy], 2)
+        },
+    }
+
+
+def _check(name: str, interval: Interval) -> dict:
+    percent = percent_change(interval)
+    return {
+        "name": name,
+        "value": percent.estimate,
+        "low": percent.low,
+        "high": percent.high,
+        "wanted": "an interval above 0",
+        "passed": percent.low is not None and percent.low > 0,
+    }
