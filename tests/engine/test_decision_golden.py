@@ -420,6 +420,17 @@ def test_golden_at_most_slots_minus_k_loads_pend():
     ]
 
 
+def test_golden_a_dropped_expert_leaves_no_room_for_another_load():
+    # S = 3, K = 2: one load. Step 0 drops 4 and queues it (1 leaves), due at 3. Step 1 drops 5, A = .5: slot 2 is
+    # unused, but a load pends already.
+    cells = {"id": "d", "miss_rule": "drop", "renormalise": "no", "eviction": "lru"}
+    layer = background(0.25, delay=3, E=6, seated=(0, 1, 2), cells=cells)
+    seen = layer.play({0: 0.5, 4: 0.5}, {0: 0.5, 5: 0.5})
+    assert seen.kinds == ["HD", "HD"]
+    assert seen.moves == [(0, 4, 1, 1, "issued")]
+    assert layer.expert("missing_mass") == [0, 0, 0, 0, 0, 0.5]
+
+
 def test_golden_the_most_missed_expert_is_queued_first():
     # As above, with A[6] = .75 and A[5] = .25: 6 first, in spite of its id.
     layer = background(0.25, E=8, seated=(0, 1, 2), cells=SUBSTITUTES)

@@ -409,7 +409,7 @@ def test_a_router_that_breaks_later_is_an_error(tiny_moe, random_ids):
     with attach(model) as attachment:
         emulator = Emulator(attachment, BUSY, slots=SLOTS)
         model.model.layers[0].mlp.gate.weight[3, 3] = torch.nan
-        with pytest.raises(UserError, match="router output that is not finite"):
+        with pytest.raises(UserError, match="router output of layer 0 that is not finite"):
             decode(emulator, model, ids)
 
 

@@ -1,0 +1,299 @@
+"""Plants faults, one at a time, and asks whether the test named for each finds it.
+
+A test suite is worth what it would notice. Each fault is a change of text in a copy of the repository (the work tree is
+never touched); its one named test must pass without the fault and fail by an assertion with it. A test that breaks
+(an exception, a crash, a timeout) does not count: it would say nothing to a reader. A fault whose text is no longer
+found once in its file is an error of its own.
+
+    python tests/mutants.py                 all of them, a row each; exit code 1 unless all are found
+    python tests/mutants.py drop_keeps_sum  these alone
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as ET
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+COPIED = ("config", "engine", "pyproject.toml", "tests/conftest.py", "tests/engine")
+TIMEOUT_S = 300  # one run; the decision compiles in about ten seconds
+JOBS = min(2, os.cpu_count() or 1)
+
+DECISION, EMULATOR, HOOK, RESIDENCY = (f"engine/{name}.py" for name in ("decision", "emulator", "hook", "residency"))
+GOLDEN, LAWS, OF_EMULATOR, OF_HOOK = (
+    f"tests/engine/test_{name}.py::" for name in ("decision_golden", "decision_laws", "emulator", "hook")
+)
+
+
+class Fault(NamedTuple):
+    file: str
+    old: str  # must occur once
+    new: str
+    test: str
+
+
+FAULTS: dict[str, Fault] = {
+    # ---- what is executed
+    "rewritten_index_ignored": Fault(
+        EMULATOR,
+        "return call.compute(*_as_call(call, new_index, new_weights))",
+        "return call.compute(call.index, _as_call(call, new_index, new_weights)[1])",
+        OF_EMULATOR + "test_the_experts_computed_are_those_of_the_log[qwen3_moe-substitute_all]",
+    ),
+    "gate_and_up_halves_swapped": Fault(
+        HOOK,
+        "        return self.stock(self.module, self.hidden, index, weights)\n",
+        """        halves = self.module.gate_up_proj.data
+        self.module.gate_up_proj.data = halves.roll(halves.shape[1] // 2, dims=1)
+        out = self.stock(self.module, self.hidden, index, weights)
+        self.module.gate_up_proj.data = halves
+        return out
+""",
+        OF_EMULATOR + "test_the_experts_computed_are_those_of_the_log[qwen3_moe-first_choice]",
+    ),
+    "prefill_counted_as_decoding": Fault(
+        EMULATOR,
+        "            if prefill:\n                continue\n",
+        "",
+        OF_EMULATOR + "test_a_request_is_prefill_and_then_decoding",
+    ),
+    "padding_counted_as_events": Fault(
+        EMULATOR,
+        "rows = np.flatnonzero(phase.valid)",
+        "rows = np.arange(phase.valid.size)",
+        OF_EMULATOR + "test_law_batched_lanes_are_each_sequence_alone[lanes0]",
+    ),
+    "selection_by_logits_without_the_bias": Fault(
+        HOOK,
+        "top_k_weights, scores, logits, layer.stock)",
+        "top_k_weights, logits, logits, layer.stock)",
+        OF_HOOK + "test_law_a_call_carries_what_the_model_chose[deepseek_v3]",
+    ),
+    "restart_of_one_lane_restarts_all": Fault(
+        RESIDENCY,
+        "rows = slice(lane * self.layers, (lane + 1) * self.layers)",
+        "rows = slice(0, (lane + 1) * self.layers)",
+        GOLDEN + "test_golden_restart_gives_a_lane_its_warm_start_back",
+    ),
+    # ---- ranks and hits
+    "router_order_taken_as_rank": Fault(
+        DECISION,
+        "        while i > 0:\n            above = order[i - 1]",
+        "        while i > k:\n            above = order[i - 1]",
+        GOLDEN + "test_golden_threshold_on_an_unsorted_choice",
+    ),
+    "ties_to_the_higher_id": Fault(
+        DECISION,
+        "chosen[t, above] < e)",
+        "chosen[t, above] > e)",
+        GOLDEN + "test_golden_equal_scores_rank_by_lower_id",
+    ),
+    "raw_weights_as_g": Fault(
+        DECISION,
+        "g[rank] = events.weights[t, k] / total",
+        "g[rank] = events.weights[t, k]",
+        GOLDEN + "test_golden_threshold_reads_normalised_weights",
+    ),
+    "pending_counts_as_resident": Fault(
+        DECISION,
+        "if experts[chosen[t, k]].slot >= 0:",
+        "if experts[chosen[t, k]].slot >= 0 or experts[chosen[t, k]].load_slot >= 0:",
+        GOLDEN + "test_golden_fetching_a_pending_load_promotes_it",
+    ),
+    "stand_in_counts_as_a_hit": Fault(
+        DECISION,
+        "log.kind[t, k] = kind[rank]",
+        "log.kind[t, k] = HIT if kind[rank] == SUBSTITUTE else kind[rank]",
+        GOLDEN + "test_golden_a_stand_in_is_no_hit_and_no_demand",
+    ),
+    # ---- slots
+    "victim_from_slots_in_use": Fault(
+        DECISION,
+        "if score > best_score or experts[e].in_use == row.step:",
+        "if score > best_score:",
+        GOLDEN + "test_golden_the_event_in_progress_loses_no_slot",
+    ),
+    "stand_in_from_slots_in_use": Fault(
+        DECISION,
+        "if score < last or experts[e].in_use == row.step:",
+        "if score < last:",
+        GOLDEN + "test_golden_stand_ins_go_out_in_rank_order",
+    ),
+    "nearest_demand_leaves_first": Fault(
+        DECISION,
+        "return -np.float64(expert.next_use)",
+        "return np.float64(expert.next_use)",
+        LAWS + "test_law_belady_is_never_beaten[5-3]",
+    ),
+    "decay_ignored": Fault(
+        DECISION,
+        "expert.decayed += row.unit",
+        "expert.decayed += 1.0",
+        GOLDEN + "test_golden_lfu_decay_forgets",
+    ),
+    "unit_rescaled_without_its_counters": Fault(
+        DECISION,
+        "experts[e].decayed /= _RESCALE",
+        "experts[e].decayed /= 1.0",
+        LAWS + "test_law_rescaling_the_decayed_counters_changes_no_decision[fetch_lfu_decay]",
+    ),
+    "stand_in_recency_always": Fault(
+        DECISION,
+        "elif rule.standin_recency:",
+        "else:",
+        GOLDEN + "test_golden_recency_of_stand_ins[no-1-1]",
+    ),
+    # ---- background
+    "admission_one_step_early": Fault(
+        DECISION,
+        "expert.due = step + rule.delay if",
+        "expert.due = step + rule.delay - 1 if",
+        GOLDEN + "test_golden_background_with_a_delay_of_three",
+    ),
+    "missing_mass_kept_on_a_hit": Fault(
+        DECISION,
+        "            expert.missing_mass = 0.0\n            continue",
+        "            expert.missing_mass *= kind[rank] == HIT\n            continue",
+        GOLDEN + "test_golden_background_with_a_delay_of_three",
+    ),
+    "promotion_counted_as_a_second_load": Fault(
+        DECISION,
+        "n = _record(moves, n, step, e, slot, -1, PROMOTED)",
+        "n = _record(moves, n, step, e, slot, -1, FETCHED)",
+        GOLDEN + "test_golden_fetching_a_pending_load_promotes_it",
+    ),
+    "one_load_too_many_pends": Fault(
+        DECISION,
+        "row.pending < slots.size - K:",
+        "row.pending <= slots.size - K:",
+        GOLDEN + "test_golden_a_dropped_expert_leaves_no_room_for_another_load",
+    ),
+    # ---- weights
+    "own_weights_not_rescaled": Fault(
+        DECISION,
+        "            rescale = True\n",
+        "            rescale = False\n",
+        GOLDEN + "test_golden_own_weights_of_a_softmax",
+    ),
+    "drop_not_renormalised": Fault(
+        DECISION,
+        "rescale = rescale or rule.renormalise",
+        "rescale = False",
+        GOLDEN + "test_golden_drop[yes-weights0]",
+    ),
+}
+
+
+def copy_repository(target: Path) -> Path:
+    for name in COPIED:
+        source = ROOT / name
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        if source.is_dir():
+            shutil.copytree(source, target / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy2(source, target / name)
+    return target
+
+
+def plant(fault: Fault, copy: Path) -> str:
+    """Write the fault into the copy; the sound text. ValueError if the fault's text does not occur exactly once."""
+    path = copy / fault.file
+    text = path.read_text(encoding="utf-8")
+    if (found := text.count(fault.old)) != 1:
+        raise ValueError(f"its text occurs {found} times in {fault.file}, expected once; mend FAULTS")
+    path.write_text(text.replace(fault.old, fault.new), encoding="utf-8")
+    return text
+
+
+def run_tests(copy: Path, tests: list[str]) -> dict[str, str]:
+    """Outcome by test: `passed`, `assertion`, or what went wrong instead. The copy compiles from its own files."""
+    report = copy / "report.xml"
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(copy / "numba"), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment |= {"PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "pytest", f"--junitxml={report}", "--no-header", *tests]
+    try:
+        done = subprocess.run(
+            command, cwd=copy, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return dict.fromkeys(tests, f"no answer within {TIMEOUT_S} s")
+    if not report.exists():
+        return dict.fromkeys(tests, f"pytest ended with {done.returncode}: {done.stdout[-300:]} {done.stderr[-300:]}")
+    outcomes = dict.fromkeys(tests, "was not run: no such test")
+    for case in ET.parse(report).getroot().iter("testcase"):
+        name = f"{case.get('classname').replace('.', '/')}.py::{case.get('name')}"
+        found = [child for child in case if child.tag in ("error", "failure", "skipped")]
+        outcomes[name] = _outcome(found[0]) if found else "passed"
+    return outcomes
+
+
+def _outcome(child: ET.Element) -> str:
+    message = " ".join((child.get("message") or "").split())
+    if child.tag == "failure" and message.startswith(("AssertionError", "assert ")):
+        return "assertion"
+    return f"{child.tag}: {message[:200]}"
+
+
+def try_fault(fault: Fault, copy: Path) -> tuple[str, float]:
+    """(what happened, seconds); `found` is the only good answer. The copy is sound again afterwards."""
+    started = time.monotonic()
+    try:
+        sound = plant(fault, copy)
+    except ValueError as exc:
+        return f"does not apply: {exc}", 0.0
+    outcome = run_tests(copy, [fault.test])[fault.test]
+    (copy / fault.file).write_text(sound, encoding="utf-8")
+    said = {"assertion": "found", "passed": "NOT FOUND: the test passes"}.get(
+        outcome, f"not by an assertion: {outcome}"
+    )
+    return said, time.monotonic() - started
+
+
+def try_in_own_copy(fault: Fault, directory: Path) -> tuple[str, float]:
+    """For faults in the decision, which must be compiled anew."""
+    answer = try_fault(fault, copy_repository(directory))
+    shutil.rmtree(directory)
+    return answer
+
+
+def try_sound_then(faults: dict[str, Fault], tests: list[str], directory: Path) -> tuple[dict[str, str], dict]:
+    """All tests without a fault; then the faults outside the decision in the same copy, whose decision is compiled."""
+    copy = copy_repository(directory)
+    return run_tests(copy, tests), {name: try_fault(fault, copy) for name, fault in faults.items()}
+
+
+def main(names: list[str]) -> int:
+    if unknown := set(names) - set(FAULTS):
+        print(f"error: unknown faults {', '.join(sorted(unknown))}; known: {', '.join(FAULTS)}", file=sys.stderr)
+        return 2
+    faults = {name: FAULTS[name] for name in names or FAULTS}
+    tests = sorted({fault.test for fault in faults.values()})
+    light = {name: fault for name, fault in faults.items() if fault.file != DECISION}
+    bad = 0
+    with tempfile.TemporaryDirectory(prefix="mutants-") as temporary, ThreadPoolExecutor(JOBS) as pool:
+        directory = Path(temporary)
+        rest = pool.submit(try_sound_then, light, tests, directory / "sound")
+        heavy = {n: pool.submit(try_in_own_copy, f, directory / n) for n, f in faults.items() if n not in light}
+        sound, answers = rest.result()
+        width = max(map(len, faults)) + 2
+        print(f"{'fault':<{width}}{'seconds':>7}  result, test", flush=True)
+        for name, fault in faults.items():
+            said, seconds = answers[name] if name in light else heavy[name].result()
+            if sound[fault.test] != "passed":
+                said = f"its test does not pass without it: {sound[fault.test]}"
+            bad += said != "found"
+            print(f"{name:<{width}}{seconds:7.0f}  {said}, {fault.test.removeprefix('tests/engine/')}", flush=True)
+    print(f"{len(faults) - bad} of {len(faults)} faults found")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
