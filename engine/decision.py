@@ -91,7 +91,7 @@ class Rule(NamedTuple):
     """A policy as numbers; made by engine.policies from a row of the sheet."""
 
     miss: int
-    tau: float  # threshold on g, in (0, inf]
+    tau: float  # threshold on g, in (0, inf]; a float32 value, as g is
     share: float  # mass_budget: share of the token's mass
     standin: int
     eviction: int
@@ -535,19 +535,28 @@ def _link_next_use(experts, step, chosen):
 
 
 @njit(cache=True, inline="always")
-def _has_nan(values, t):
-    """A NaN in row t [E]? Reading the row in order also brings it into the cache; stand-ins read it out of order."""
+def _usable(events, t):
+    """Event t has numbers for scores, a positive finite sum of weights, and K distinct experts.
+
+    Reading the row of scores in order also brings it into the cache; stand-ins read it out of order.
+    """
     bad = 0
-    for e in range(values.shape[1]):
-        bad += values[t, e] != values[t, e]
-    return bad > 0
+    for e in range(events.scores.shape[1]):
+        bad += events.scores[t, e] != events.scores[t, e]
+    total = 0.0
+    for k in range(events.chosen.shape[1]):
+        total += events.weights[t, k]
+        bad += events.chosen_scores[t, k] != events.chosen_scores[t, k]
+        for other in range(k):
+            bad += events.chosen[t, other] == events.chosen[t, k]
+    return bad == 0 and 0.0 < total < np.inf
 
 
 @njit(cache=True, nogil=True)
 def scan(state, r, rule, events, log):
     """All T events of row `r` in order; fills `log`, returns the moves [N] MOVE and the event that stopped it, or -1.
 
-    An event whose scores hold a NaN, or whose weights do not have a positive finite sum, stops the scan undecided.
+    An event that is not `_usable` stops the scan undecided; the events before it stay decided.
     `belady` sees the future of this call alone: give it the whole trace at once.
     """
     slots, experts, row = state.slots[r], state.experts[r], state.rows[r]
@@ -564,14 +573,11 @@ def scan(state, r, rule, events, log):
     clairvoyant = rule.eviction == 0
     linked = _link_next_use(experts, row.step, events.chosen) if clairvoyant else np.empty((0, 0), np.int32)
     for t in range(T):
-        total = 0.0
-        for k in range(K):
-            total += events.weights[t, k]
-        if not 0.0 < total < np.inf or _has_nan(events.scores, t):
-            return moves[:n].copy(), t
         if events.scores.shape[1] > 0:
             for k in range(K):
                 events.chosen_scores[t, k] = events.scores[t, events.chosen[t, k]]
+        if not _usable(events, t):
+            return moves[:n].copy(), t
         if n + 3 * slots.size > moves.size:  # an event logs at most S - K arrivals, K fetches, S - K issues
             longer = np.empty(2 * moves.size, MOVE)
             longer[:n] = moves[:n]

@@ -15,10 +15,6 @@ Prefill is exact: the state follows the `fetch` decision, index and weights go t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 
@@ -26,56 +22,9 @@ from engine.decision import MISS_RULES
 from engine.errors import error
 from engine.hook import Attachment, Call
 from engine.log import DecisionLog, join_moves
+from engine.phase import PhasedHandler
 from engine.policies import Policy
 from engine.residency import Demand, Residency
-
-PHASES = ("prefill", "decode")
-
-
-@dataclass(frozen=True)
-class _Phase:
-    kind: str
-    lanes: np.ndarray | None  # [B] lane of each sequence of the batch; None: all rows are lane 0, in order
-    valid: np.ndarray | None  # [B, T] bool, False is padding: no event
-
-
-class PhasedHandler:
-    """What emulator and log player share: the caller opens the phase; nothing infers it from T."""
-
-    _phase: _Phase | None = None
-
-    @contextmanager
-    def phase(
-        self, kind: str, lanes: Sequence[int] | None = None, valid: torch.Tensor | np.ndarray | None = None
-    ) -> Iterator[None]:
-        """kind: prefill | decode. lanes [B]: the lane of each sequence; valid [B, T]: False marks padding."""
-        if kind not in PHASES:
-            raise error(f"phase '{kind}'", " or ".join(PHASES), "open one of them")
-        if self._phase is not None:
-            raise RuntimeError("a phase is already open")
-        mask = None if valid is None else np.asarray(valid, bool)
-        if lanes is not None and mask is None:
-            raise error("lanes without a valid mask", "valid [B, T]", "pass both")
-        self._phase = _Phase(kind, None if lanes is None else np.asarray(lanes), mask)
-        try:
-            yield
-        finally:
-            self._phase = None
-
-    def _rows_of_lanes(self, tokens: int) -> list[tuple[int, np.ndarray | slice]]:
-        """(lane, rows of the flattened batch in order) for every lane of the open phase."""
-        phase = self._phase
-        if phase is None:
-            raise RuntimeError("the model ran outside a phase")
-        if phase.valid is None:
-            return [(0, slice(None))]
-        if phase.valid.size != tokens:
-            raise error(f"a valid mask of {phase.valid.shape}", f"{tokens} tokens", "pass the batch's own mask")
-        rows = np.flatnonzero(phase.valid)
-        if phase.lanes is None:
-            return [(0, rows)]
-        lane_of_row = np.repeat(phase.lanes, phase.valid.shape[1])[rows]
-        return [(int(lane), rows[lane_of_row == lane]) for lane in np.unique(lane_of_row)]
 
 
 class Emulator(PhasedHandler):

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from engine.emulator import PhasedHandler
 from engine.errors import error
+from engine.phase import PhasedHandler
 
 
 @torch.inference_mode()

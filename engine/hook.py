@@ -172,6 +172,8 @@ class Attachment:
 def attach(model: nn.Module) -> Attachment:
     """Hook a loaded model. UserError names a family that is refused, and why; the model is left as it was."""
     family = getattr(model.config, "model_type", type(model).__name__)
+    if any("_expertmiss" in module.__dict__ for module in model.modules()):
+        raise error(f"a model of family '{family}' that is attached already", "a free model", "detach it first")
     attachment = Attachment(model)
     pairs = _pair_routers(model, family)
     for number, (experts, router, index) in enumerate(pairs):
@@ -253,11 +255,14 @@ def _recognise(attachment: Attachment, family: str) -> None:
     text = model.config.get_text_config()
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(0, text.vocab_size, (1, _CHECK_TOKENS), generator=generator).to(model.device)
-    was_training = model.training
+    modes = [(module, module.training) for module in model.modules()]
     model.eval()
-    model(input_ids=ids, use_cache=False)
-    model.train(was_training)
-    attachment.handler = stock_handler
+    try:
+        model(input_ids=ids, use_cache=False)
+    finally:
+        for module, training in modes:
+            module.training = training
+        attachment.handler = stock_handler
     if sorted(c.layer for c in calls) != list(range(len(attachment.layers))):
         raise _refuse(family, f"{len(calls)} expert calls for {len(attachment.layers)} layers in one pass")
     if any(c.index.shape != calls[0].index.shape or c.scores.shape != calls[0].scores.shape for c in calls):

@@ -13,6 +13,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from engine.decision import EVICTIONS, MISS_RULES, STANDINS, Rule
 from engine.errors import error, nearest
 
@@ -67,7 +69,7 @@ class Policy:
         """As the decision reads it. sigmoid: the model's score rule; delay: 1 is `next_step`, 0 told from outside."""
         return Rule(
             miss=MISS_RULES[self.miss_rule],
-            tau=math.inf if self.tau is None else self.tau,
+            tau=math.inf if self.tau is None else float(np.float32(self.tau)),  # decisions are float32
             share=self.share or 0.0,
             standin=STANDINS[self.standin or "next_best"],
             eviction=EVICTIONS[self.eviction],
@@ -88,10 +90,10 @@ def load_policies(path: str | Path) -> dict[str, Policy]:
     try:
         with open(path, newline="", encoding="utf-8") as handle:
             rows = list(csv.reader(handle, delimiter="\t"))
-    except FileNotFoundError:
-        raise error(
-            f"{path} does not exist", "the sheet of policies", "check `policies` in the configuration"
-        ) from None
+    except OSError as exc:
+        raise error(f"{path}: {exc.strerror}", "the sheet of policies", "check `policies_sheet`") from None
+    except UnicodeDecodeError as exc:
+        raise error(f"{path}: byte {exc.start} is no UTF-8", "a sheet in UTF-8", "save it as UTF-8") from None
     if not rows or tuple(rows[0]) != COLUMNS:
         raise error(f"{path}:1: columns {rows[0] if rows else []}", f"exactly {', '.join(COLUMNS)}", "mend the header")
     policies: dict[str, Policy] = {}
@@ -201,6 +203,6 @@ def _seed(row, where, read):
     if not read:
         _unread(row, "seed", where, "a row without a random part")
         return None
-    if not row["seed"].isdigit():
-        raise error(f"{where}: seed '{row['seed']}'", "a whole number from 0", "mend the cell")
+    if not re.fullmatch("[0-9]{1,18}", row["seed"]):  # 18 digits fit 63 bits
+        raise error(f"{where}: seed '{row['seed']}'", "a whole number from 0, of at most 18 digits", "mend the cell")
     return int(row["seed"])

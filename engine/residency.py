@@ -52,7 +52,6 @@ class Residency:
         check_slots(slots, experts, top_k)
         self.layers, self.experts, self.top_k, self.slots, self.lanes = layers, experts, top_k, slots, lanes
         self.rule = rule
-        self._start: State | None = None
         self.cold()
 
     # ---- starts --------------------------------------------------------------------------------------------------
@@ -68,8 +67,7 @@ class Residency:
         row["unit"] = 1.0
         row["free"] = self.slots
         row["layer"] = np.tile(np.arange(self.layers), self.lanes)
-        self.state = State(slots, experts, row)
-        self._start = None
+        self._begin(State(slots, experts, row))
 
     def warm(self, demand: Demand) -> None:
         """The S experts of highest calibration demand resident (ties: lower id), counters at their long-run value.
@@ -94,15 +92,26 @@ class Residency:
             state.experts[r]["demand"] = demand.counts[layer]
             state.experts[r]["decayed"] = decayed[layer]
         state.rows["free"] = 0
+        self._begin(state)
+
+    def _begin(self, state: State) -> None:
+        """This is the state now, and what `restart` goes back to."""
+        self.state = state
         self._start = State(*(array.copy() for array in state))
 
     def restart(self, lane: int) -> None:
-        """Put one lane back to the warm start (continuity `restart`)."""
-        if self._start is None:
-            raise RuntimeError("restart needs a warm start")
+        """Put one lane back to its start, warm or cold (continuity `restart`)."""
+        self._row(lane, 0)
         rows = slice(lane * self.layers, (lane + 1) * self.layers)
         for array, start in zip(self.state, self._start, strict=True):
             array[rows] = start[rows]
+
+    def _row(self, lane: int, layer: int) -> int:
+        """Row of the state; the kernel does not check bounds."""
+        if not (0 <= lane < self.lanes and 0 <= layer < self.layers):
+            found = f"lane {lane}, layer {layer}"
+            raise error(found, f"lanes below {self.lanes} and layers below {self.layers}", "open enough lanes")
+        return lane * self.layers + layer
 
     # ---- the decision --------------------------------------------------------------------------------------------
     def decide(
@@ -124,6 +133,7 @@ class Residency:
         that never substitutes. rule: another than the residency's own (prefill). Returns the decision log and the
         moves. Raises UserError on non-finite weights or a shape that does not fit.
         """
+        row = self._row(lane, layer)
         rule = self.rule if rule is None else rule
         chosen = np.ascontiguousarray(chosen, np.int32)
         weights = np.ascontiguousarray(weights, np.float32)
@@ -156,11 +166,12 @@ class Residency:
             first=np.empty(T, np.int8),
         )
         events = Events(chosen, chosen_scores, weights, scores, logits)
-        moves, stopped = scan(self.state, lane * self.layers + layer, rule, events, log)
+        moves, stopped = scan(self.state, row, rule, events, log)
         if stopped >= 0:
             raise error(
-                f"router output of layer {layer} that is not finite, or weights that sum to zero, at event {stopped}",
-                "finite scores and a positive sum of weights",
-                "check the checkpoint",
+                f"event {stopped} of layer {layer}: router output that is not finite, weights that sum to zero, or an "
+                "expert chosen twice",
+                "finite scores, a positive sum of weights, K distinct experts",
+                "check the checkpoint or trace",
             )
         return log, moves

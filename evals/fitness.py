@@ -87,7 +87,7 @@ def gate(model, attachment, policies: dict[str, Policy], texts: Sequence[Text], 
         "slots": slots,
         "events": events,
         "checks": checks,
-        "first_choice_weight_by_layer": g.max(-1).mean(0).round(4).tolist(),
+        "first_choice_weight_by_layer": g.max(-1).mean(0, dtype=np.float64).round(4).tolist(),
         "weights_from_0_15_by_layer": (g >= 0.15).sum(-1).mean(0).round(4).tolist(),
         "loss_percent": {p: dataclasses.asdict(percent_change(paired(texts, losses[p], baseline))) for p in lossy},
         "events_that_differ": {

@@ -382,7 +382,7 @@ def test_running_outside_a_phase_or_in_two_is_an_error(tiny_moe, random_ids):
             pass
         with pytest.raises(UserError, match="phase 'prefil'; expected prefill or decode"), emulator.phase("prefil"):
             pass
-        with pytest.raises(UserError, match="lanes without a valid mask"), emulator.phase("decode", lanes=[0]):
+        with pytest.raises(UserError, match="lanes with no valid mask"), emulator.phase("decode", lanes=[0]):
             pass
         with (
             pytest.raises(UserError, match=r"a valid mask of \(1, 5\); expected 4 tokens"),
@@ -409,7 +409,7 @@ def test_a_router_that_breaks_later_is_an_error(tiny_moe, random_ids):
     with attach(model) as attachment:
         emulator = Emulator(attachment, BUSY, slots=SLOTS)
         model.model.layers[0].mlp.gate.weight[3, 3] = torch.nan
-        with pytest.raises(UserError, match="router output of layer 0 that is not finite"):
+        with pytest.raises(UserError, match="event 0 of layer 0: router output that is not finite"):
             decode(emulator, model, ids)
 
 
@@ -465,7 +465,6 @@ def test_law_restart_forgets_and_stream_does_not(tiny_moe, random_ids):
     assert not same_log(logs["alone"], logs["stream"]) and not torch.equal(logits["alone"], logits["stream"])
 
 
-@pytest.mark.xfail(strict=True, reason="a lane below 0 silently takes another lane's state; beyond the last, memory")
 @pytest.mark.parametrize("lane", [-1, -2])
 def test_bug_a_lane_that_does_not_exist_is_refused(lane, tiny_moe, random_ids):
     model, ids = tiny_moe("qwen3_moe"), random_ids(4, seed=22)
@@ -475,7 +474,6 @@ def test_bug_a_lane_that_does_not_exist_is_refused(lane, tiny_moe, random_ids):
             model(ids)
 
 
-@pytest.mark.xfail(strict=True, raises=IndexError, reason="fewer lanes than sequences: IndexError without a word")
 def test_bug_lanes_that_do_not_fit_the_batch_are_refused(tiny_moe, random_ids):
     model, ids = tiny_moe("qwen3_moe"), random_ids(4, seed=23, rows=2)
     with attach(model) as attachment:

@@ -275,7 +275,6 @@ def test_a_model_that_cannot_run_is_left_as_it_was(tiny_moe):
     assert untouched(model)
 
 
-@pytest.mark.xfail(strict=True, reason="attach leaves a model in eval mode if its forward raises")
 def test_bug_a_failed_attach_keeps_the_training_mode(tiny_moe):
     model = tiny_moe("qwen3_moe").train()
     handle = model.model.layers[1].self_attn.register_forward_pre_hook(lambda *_: 1 / 0)
@@ -285,7 +284,6 @@ def test_bug_a_failed_attach_keeps_the_training_mode(tiny_moe):
     assert model.training
 
 
-@pytest.mark.xfail(strict=True, reason="attach puts every submodule into the mode of the model")
 def test_bug_attach_keeps_the_mode_of_every_module(tiny_moe):
     model = tiny_moe("qwen3_moe").train()
     model.model.layers[0].eval()
@@ -294,7 +292,6 @@ def test_bug_attach_keeps_the_mode_of_every_module(tiny_moe):
         assert [module.training for module in model.modules()] == modes
 
 
-@pytest.mark.xfail(strict=True, reason="attach to an attached model breaks it: AttributeError, and the first is lost")
 def test_bug_attaching_twice_is_refused_and_the_first_goes_on(tiny_moe, random_ids):
     model, ids = tiny_moe("qwen3_moe"), random_ids(12, seed=11)
     stock = model(ids).logits

@@ -73,7 +73,7 @@ def test_a_row_becomes_the_decisions_numbers(sheet):
     rule = load_policies(sheet({}))["good"].rule(sigmoid=True, delay=4)
     assert rule.miss == MISS_RULES["threshold"] and rule.standin == STANDINS["next_best"]
     assert rule.eviction == EVICTIONS["lfu_decay"] and rule.growth**128 == pytest.approx(2)
-    assert (rule.tau, rule.beta, rule.delay) == (0.15, 0.5, 4)
+    assert (rule.tau, rule.beta, rule.delay) == (float(np.float32(0.15)), 0.5, 4)
     assert rule.own_weights and rule.sigmoid and rule.standin_recency and not rule.renormalise
 
 
@@ -185,7 +185,7 @@ def test_infinity_may_be_written_for_tau(sheet):
 
 # ---- wrong sheets -----------------------------------------------------------------------------------------------
 def test_a_missing_sheet(tmp_path):
-    with pytest.raises(UserError, match=r"absent\.tsv does not exist"):
+    with pytest.raises(UserError, match=r"absent\.tsv: No such file"):
         load_policies(tmp_path / "absent.tsv")
 
 
@@ -231,7 +231,6 @@ def test_an_unknown_policy_lists_the_known_ones_and_the_nearest():
     assert "did you mean 'quality_first'?" in message and "fetch_belady" in message
 
 
-@pytest.mark.xfail(strict=True, raises=ValueError, reason="'²' counts as a digit: int() fails with a traceback")
 def test_bug_a_superscript_seed_is_a_user_error(sheet):
     try:
         load_policies(sheet({"standin": "random", "seed": "²"}))
@@ -240,13 +239,11 @@ def test_bug_a_superscript_seed_is_a_user_error(sheet):
     pytest.fail("accepted")
 
 
-@pytest.mark.xfail(strict=True, reason="a seed beyond 64 bits passes the sheet and fails in the kernel's types")
 def test_bug_a_seed_beyond_64_bits_is_a_user_error(sheet):
     with pytest.raises(UserError, match="seed"):
         load_policies(sheet({"standin": "random", "seed": str(2**64)}))
 
 
-@pytest.mark.xfail(strict=True, raises=UnicodeDecodeError, reason="a sheet in another encoding is a traceback")
 def test_bug_a_sheet_that_is_not_utf8_is_a_user_error(tmp_path):
     (tmp_path / "policies.tsv").write_bytes("\t".join(COLUMNS).encode() + b"\nr\xe8gle\n")
     try:
