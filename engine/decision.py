@@ -40,7 +40,7 @@ SLOT = np.dtype(
     ],
     align=True,
 )
-EXPERT = np.dtype(  # 64 bytes: what one event asks of an expert lies in one cache line
+EXPERT = np.dtype(  # 56 bytes: what one event asks of an expert lies together
     [
         ("slot", np.int32),  # where it is resident, or -1
         ("load_slot", np.int32),  # where its load is pending, or -1
@@ -116,8 +116,9 @@ class Events(NamedTuple):
 
 
 class Work(NamedTuple):
-    """Scratch of one event, all [K], by rank; made once a scan."""
+    """Scratch of one event, all [K]; made once a scan, by rank where it does not say otherwise."""
 
+    rank: np.ndarray  # int64, rank of each position
     order: np.ndarray  # int64, position of each rank
     g: np.ndarray  # float32, normalised gate weight
     kind: np.ndarray  # int64
@@ -392,20 +393,19 @@ def decide_event(slots, experts, row, rule, events, t, log, moves, n, work):
         else:
             i += 1
 
-    # 1. ranks: by selection score, then lower id
+    # 1. ranks: by selection score, then lower id; counted without a branch, for a router's own order is no guide
     total = np.float32(0.0)
     for k in range(K):
-        e, score = chosen[t, k], chosen_scores[t, k]
         total += events.weights[t, k]
-        i = k
-        while i > 0:
-            above = order[i - 1]
-            if chosen_scores[t, above] > score or (chosen_scores[t, above] == score and chosen[t, above] < e):
-                break
-            order[i] = above
-            i -= 1
-        order[i] = k
-
+        e, score = chosen[t, k], chosen_scores[t, k]
+        rank = 0
+        for o in range(k):
+            ahead = (chosen_scores[t, o] > score) | ((chosen_scores[t, o] == score) & (chosen[t, o] < e))
+            rank += ahead
+            work.rank[o] += 1 - ahead
+        work.rank[k] = rank
+    for k in range(K):
+        order[work.rank[k]] = k
     log.first[t] = order[0]
 
     # 2. hits
@@ -562,6 +562,7 @@ def scan(state, r, rule, events, log):
     slots, experts, row = state.slots[r], state.experts[r], state.rows[r]
     T, K = events.chosen.shape
     work = Work(
+        np.empty(K, np.int64),
         np.empty(K, np.int64),
         np.empty(K, np.float32),
         np.empty(K, np.int64),

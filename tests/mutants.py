@@ -66,7 +66,7 @@ FAULTS: dict[str, Fault] = {
         OF_EMULATOR + "test_a_request_is_prefill_and_then_decoding",
     ),
     "padding_counted_as_events": Fault(
-        EMULATOR,
+        "engine/phase.py",
         "rows = np.flatnonzero(phase.valid)",
         "rows = np.arange(phase.valid.size)",
         OF_EMULATOR + "test_law_batched_lanes_are_each_sequence_alone[lanes0]",
@@ -86,14 +86,14 @@ FAULTS: dict[str, Fault] = {
     # ---- ranks and hits
     "router_order_taken_as_rank": Fault(
         DECISION,
-        "        while i > 0:\n            above = order[i - 1]",
-        "        while i > k:\n            above = order[i - 1]",
+        "order[work.rank[k]] = k",
+        "order[k] = k",
         GOLDEN + "test_golden_threshold_on_an_unsorted_choice",
     ),
     "ties_to_the_higher_id": Fault(
         DECISION,
-        "chosen[t, above] < e)",
-        "chosen[t, above] > e)",
+        "(chosen[t, o] < e)",
+        "(chosen[t, o] > e)",
         GOLDEN + "test_golden_equal_scores_rank_by_lower_id",
     ),
     "raw_weights_as_g": Fault(
