@@ -1,0 +1,200 @@
+"""The configuration: the committed ones are sound, everything wrong is named with file, key, value and a way out."""
+
+from __future__ import annotations
+
+import copy
+import datetime
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+
+from engine.errors import UserError
+from engine.policies import BASELINE, load_policies
+from evals import settings
+from evals.settings import check, load, load_models
+
+ROOT = Path(__file__).parents[2]
+WHERE = "config/config.yaml"
+
+
+@pytest.fixture(autouse=True)
+def in_the_checkout(monkeypatch):
+    monkeypatch.chdir(ROOT)  # sheets are named relative to it
+
+
+@pytest.fixture
+def configuration() -> dict:
+    return yaml.safe_load((ROOT / WHERE).read_text(encoding="utf-8"))
+
+
+def message(configuration: object) -> str:
+    with pytest.raises(UserError) as caught:
+        check(configuration, WHERE)
+    text = str(caught.value)
+    assert text.startswith(f"{WHERE}: ") and "; expected " in text and "\n" not in text
+    return text
+
+
+# ---- what is committed -----------------------------------------------------------------------------------------------
+def test_the_default_configuration_is_sound(configuration):
+    found = load(WHERE)
+    assert found == check(configuration)
+    assert list(found.policies) == list(load_policies("config/policies.tsv"))
+    assert found.slots == {"s12": 12.5, "s25": 25, "s50": 50}
+    assert found.documents is None
+    assert 1 <= found.threads <= os.cpu_count()
+
+
+@pytest.mark.parametrize("name", ["full", "small"])
+def test_a_configuration_laid_over_the_default_is_sound(configuration, name):
+    overlay = yaml.safe_load((ROOT / "config" / f"{name}.yaml").read_text(encoding="utf-8"))
+    found = check(configuration | overlay)
+    assert BASELINE in found.policies and found.test_texts
+
+
+def test_policies_come_in_the_order_of_the_list(configuration):
+    configuration["policies"] = ["rule_015", BASELINE]
+    assert list(check(configuration).policies) == ["rule_015", BASELINE]
+
+
+def test_whole_numbers_written_as_floats_reached_argparse(configuration):
+    configuration |= {"context_tokens": 64.0, "delay_tokens": 2.0, "documents": 3.0, "threads": 1.0}
+    configuration["statistics"]["replicates"] = 199.0
+    found = check(configuration)
+    numbers = (found.context_tokens, found.delay_tokens, found.documents, found.threads, found.statistics["replicates"])
+    assert [repr(number) for number in numbers] == ["64", "2", "3", "1", "199"]
+
+
+def test_all_threads_are_those_this_process_may_use(configuration, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3}, raising=False)
+    assert check(configuration).threads == 1
+    monkeypatch.delattr(os, "sched_getaffinity")  # as on macOS
+    monkeypatch.setattr(os, "cpu_count", lambda: 6)
+    assert check(configuration).threads == 6
+
+
+# ---- what is wrong ---------------------------------------------------------------------------------------------------
+def put(configuration: dict, path: str, value: object) -> dict:
+    changed = copy.deepcopy(configuration)
+    *folders, last = path.split(".")
+    place = changed
+    for folder in folders:
+        place = place[folder]
+    place[last] = value
+    return changed
+
+
+YAML_BOOLEAN = "YAML reads yes, no, on and off as booleans"
+WRONG = {
+    "a key that does not exist": ("polices", ["x"], ["has a key 'polices'", "did you mean 'policies'?", "known: "]),
+    "a nested key that does not exist": ("texts.tests", ["x"], ["texts has a key 'tests'", "did you mean 'test'?"]),
+    "an id with a space": ("policies", [BASELINE, "rule 015"], ['policies.1 is "rule 015"', "letters, digits"]),
+    "an id with a dot": ("models", ["reference.b"], ['models.0 is "reference.b"', "letters, digits"]),
+    "a slots name with a dot": ("slots", {"s12.5": 12.5}, ['a key of slots is "s12.5"', "letters, digits"]),
+    "no as a policy": ("policies", [False], ["policies.0 is false", "a string", YAML_BOOLEAN]),
+    "no as a model": ("models", [False], ["models.0 is false", "a string", YAML_BOOLEAN]),
+    "no as a text": ("texts.test", [False], ["texts.test.0 is false", "a string", YAML_BOOLEAN]),
+    "no as a slots name": ("slots", {False: 25}, ["a key of slots is false", "a string", YAML_BOOLEAN]),
+    "yes as all": ("policies", True, ["policies is true", "'all' or a list of ids", YAML_BOOLEAN]),
+    "on as threads": ("threads", True, ["threads is true", "'all' or a whole number from 1", YAML_BOOLEAN]),
+    "an unknown policy": (
+        "policies", [BASELINE, "rule_15"], ["policies names 'rule_15'", "config/policies.tsv", "mean 'rule_015'?"]
+    ),
+    "an unknown model": ("models", ["referense"], ["models names 'referense'", "config/models.tsv", "did you mean"]),
+    "an unknown text": ("texts.test", ["bibel_test"], ["texts.test names 'bibel_test'", "did you mean 'bible_test'?"]),
+    "a text of another role": ("texts.test", ["bible_calibration"], ["'bible_calibration'", "role is calibration"]),
+    "no baseline": ("policies", ["rule_015"], [f"policies without {BASELINE}", "add it"]),
+    "an id twice": ("models", ["reference", "reference"], ["models is", "every id once"]),
+    "no models": ("models", [], ["models is []", "at least one"]),
+    "no slots": ("slots", {}, ["slots is {}", "at least one"]),
+    "slots of nothing": ("slots", {"s0": 0}, ["slots.s0 is 0", "a number above 0"]),
+    "slots of more than all": ("slots", {"s101": 101}, ["slots.s101 is 101", "a number up to 100"]),
+    "slots that are not a number": ("slots", {"s": float("nan")}, ["slots.s is nan", "a finite number"]),
+    "a level that is not a number": ("statistics.level", float("nan"), ["statistics.level is nan", "a finite number"]),
+    "a context of one token": ("context_tokens", 1, ["context_tokens is 1", "a number from 2"]),
+    "half a token": ("context_tokens", 64.5, ["context_tokens is 64.5", "a whole number"]),
+    "a number as text": ("context_tokens", "1e3", ['context_tokens is "1e3"', "a whole number"]),
+    "one document": ("documents", 1, ["documents is 1", "a number from 2"]),
+    "a date": ("models", [datetime.date(2026, 1, 1)], ['models.0 is "2026-01-01"', "a string"]),
+    "nothing": ("texts", None, ["texts is null", "keys with values"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_value_is_named_with_its_key_and_what_was_expected(configuration, case):
+    path, value, parts = WRONG[case]
+    text = message(put(configuration, path, value))
+    for part in parts:
+        assert part in text, text
+
+
+def test_a_misspelt_key_is_named_rather_than_the_one_it_leaves_missing(configuration):
+    configuration["texts"]["tests"] = configuration["texts"].pop("test")
+    assert "texts has a key 'tests'; expected a known key; did you mean 'test'?" in message(configuration)
+    configuration["texts"].pop("tests")
+    assert "texts has no key 'test'" in message(configuration)
+
+
+def test_unknown_keys_of_several_types_crashed_the_message(configuration):
+    assert "has a key 'False'" in message({False: 1, "foo": 2, **configuration})
+
+
+@pytest.mark.parametrize("value", [None, "hello", [1], 7])
+def test_a_configuration_that_is_no_mapping_is_refused(value):
+    assert "the file is" in message(value)
+
+
+def test_a_huge_value_is_not_printed_whole(configuration):
+    assert len(message(put(configuration, "slots", ["s25"] * 1000))) < 300
+
+
+def test_a_configuration_file_that_is_not_there_or_no_yaml_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"nowhere\.yaml: No such file"):
+        load(tmp_path / "nowhere.yaml")
+    (tmp_path / "broken.yaml").write_text("models: [a", encoding="utf-8")
+    with pytest.raises(UserError, match=r"(?s)broken\.yaml: .*valid YAML"):
+        load(tmp_path / "broken.yaml")
+
+
+# ---- the sheet of models ---------------------------------------------------------------------------------------------
+HEADER = "id\tsource\trevision\tdtype"
+SHEETS = {
+    "an empty file": ("", ":1: empty"),
+    "another header": ("id\tsource", r":1: \['id', 'source'\]"),
+    "a cell too few": (f"{HEADER}\na\tmodels/a\t-", ":2: 3 cells"),
+    "an id with a space": (f"{HEADER}\na b\tmodels/a\t-\tfloat32", ":2: id 'a b'"),
+    "an id with a dot": (f"{HEADER}\na.b\tmodels/a\t-\tfloat32", r":2: id 'a\.b'"),
+    "an id twice": (f"{HEADER}\na\tx\t-\tfloat32\na\ty\t-\tfloat32", ":3: id 'a' a second time"),
+    "no source": (f"{HEADER}\na\t\t-\tfloat32", ":2: source is empty"),
+    "an unknown dtype": (f"{HEADER}\na\tx\t-\tfloat23", ":2: dtype 'float23'.*did you mean 'float32'"),
+    "a blank line": (f"{HEADER}\n\na\tx\t-\tfloat32", ":2: 0 cells"),
+}
+
+
+@pytest.mark.parametrize("case", SHEETS)
+def test_a_wrong_row_of_models_is_named_with_its_file_and_line(tmp_path, case):
+    text, expected = SHEETS[case]
+    sheet = tmp_path / "models.tsv"
+    sheet.write_text(text, encoding="utf-8")
+    with pytest.raises(UserError, match=r"models\.tsv" + expected):
+        load_models(sheet)
+
+
+def test_a_sheet_that_is_a_folder_or_not_utf8_is_refused(tmp_path):
+    with pytest.raises(UserError, match="Is a directory"):
+        load_models(tmp_path)
+    (tmp_path / "latin.tsv").write_bytes(f"{HEADER}\na\tmod\xe8le\t-\tfloat32".encode("latin-1"))
+    with pytest.raises(UserError, match="no UTF-8"):
+        load_models(tmp_path / "latin.tsv")
+
+
+def test_golden_a_row_of_models(tmp_path):
+    sheet = tmp_path / "models.tsv"
+    sheet.write_text(f"{HEADER}\r\na-1\tsome/hub-id\tmain\tbfloat16\r\nb\t{tmp_path}\t-\tfloat32\r\n", encoding="utf-8")
+    found = load_models(sheet)
+    assert found["a-1"] == settings.Model("a-1", "some/hub-id", "main", "bfloat16")
+    assert found["b"].revision is None and not found["b"].packed
+    (tmp_path / settings.PACKED).touch()
+    assert found["b"].packed
