@@ -1,24 +1,59 @@
 # The checked configuration, and what the other rules share.
 
+import contextlib
+import fcntl
 import os
+import shlex
+import shutil
 import sys
+from pathlib import Path
 
 from engine.errors import UserError
-from engine.policies import BASELINE
 from evals.settings import check
 
+
+def hold_alive():
+    """Remove the lock of a killed run, which Snakemake leaves behind: `make` goes on without being asked to unlock.
+
+    Every run shares a lock that the system gives back when its process dies. Who can have it alone is the only one
+    alive. Returns the open file: it is held to the end of the process.
+    """
+    os.makedirs(".snakemake", exist_ok=True)
+    alive = open(".snakemake/expertmiss.alive", "w")
+    # refused: another run is alive, or the file system has no such locks
+    with contextlib.suppress(OSError):
+        fcntl.flock(alive, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(".snakemake/locks", ignore_errors=True)
+    with contextlib.suppress(OSError):
+        fcntl.flock(alive, fcntl.LOCK_SH)
+    return alive
+
+
+ALIVE = hold_alive()
+
+# Snakemake merges a second configuration into the first; slot budgets it must replace, or none could be left out
+overlay = workflow.config_settings.overwrite_config
+if isinstance(overlay.get("slots"), dict):
+    config["slots"] = overlay["slots"]
+
 try:
-    SETTINGS = check(config, " + ".join(str(path) for path in workflow.configfiles))
+    SETTINGS = check(
+        config, " + ".join(os.path.relpath(path) for path in workflow.configfiles)
+    )
 except UserError as exc:
-    print(f"error: {exc}", file=sys.stderr)
-    os._exit(2)  # Snakemake would wrap the line in its own traceback; no job has started yet
+    print(f"error: {' '.join(str(exc).split())}", file=sys.stderr)
+    # Snakemake would wrap the line in its own traceback; no job has started yet
+    os._exit(2)
 
 MODELS = list(SETTINGS.models)
 POLICIES = list(SETTINGS.policies)
 TEXTS = [*SETTINGS.calibration_texts, *SETTINGS.test_texts]
-SLOTS = " ".join(f"{name}={percent:g}" for name, percent in SETTINGS.slots.items())
+SLOTS = " ".join(f"{name}={percent!r}" for name, percent in SETTINGS.slots.items())
 # A rule runs again when the code that makes its numbers changes; figures depend on their own script alone.
-ENGINE = [f"engine/{name}.py" for name in ("decision", "emulator", "hook", "log", "policies", "residency", "trace")]
+ENGINE = expand(
+    "engine/{name}.py",
+    name="decision emulator hook log phase policies residency trace".split(),
+)
 EVALS = [f"evals/{name}.py" for name in ("jobs", "perplexity", "quality")]
 
 
@@ -35,14 +70,24 @@ def model_dir(wildcards):
 
 
 def model_input(wildcards):
-    """The unpacked folder, where there is something to unpack."""
-    return [f"results/models/{wildcards.model}"] if SETTINGS.models[wildcards.model].packed else []
+    """What the model is made of: the unpacked folder, or the files of a plain one; of a hub id, its revision says it."""
+    model = SETTINGS.models[wildcards.model]
+    return [f"results/models/{model.id}"] if model.packed else model_files(model.source)
+
+
+def model_files(source):
+    folder = Path(source)
+    return sorted(
+        str(path)
+        for suffix in ("json", "safetensors")
+        for path in folder.glob(f"*.{suffix}")
+    )
 
 
 def model_flags(wildcards):
     model = SETTINGS.models[wildcards.model]
-    revision = f" --revision {model.revision}" if model.revision else ""
-    return f"--model-dir {model_dir(wildcards)} --dtype {model.dtype}{revision}"
+    revision = f" --revision {shlex.quote(model.revision)}" if model.revision else ""
+    return f"--model-dir {shlex.quote(model_dir(wildcards))} --dtype {model.dtype}{revision}"
 
 
 def policy_row(wildcards):

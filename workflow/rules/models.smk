@@ -1,6 +1,6 @@
 rule unpack_model:
     input:
-        lambda wildcards: f"{SETTINGS.models[wildcards.model].source}/model.int8.safetensors",
+        lambda wildcards: model_files(SETTINGS.models[wildcards.model].source),
         "evals/reference_model/pack.py",
     output:
         directory("results/models/{model}"),
@@ -9,7 +9,7 @@ rule unpack_model:
     params:
         source=lambda wildcards: SETTINGS.models[wildcards.model].source,
     shell:
-        "python -m evals.reference_model.pack unpack {params.source} {output} 2>&1 | tee {log}"
+        "python -m evals.reference_model.pack unpack {params.source:q} {output} 2>&1 | tee {log}"
 
 
 rule calibrate_model:
@@ -31,7 +31,7 @@ rule calibrate_model:
         threads=SETTINGS.threads,
         documents=DOCUMENTS,
     shell:
-        "python {input.script} {params.model} --texts {input.texts} {params.documents} --policies {params.policies}"
+        "python {input.script} {params.model} --texts {input.texts} {params.documents} --policies {params.policies:q}"
         " --context {params.context} --threads {params.threads}"
         " --out-demand {output.demand} --out {output.record} 2>&1 | tee {log}"
 

@@ -24,7 +24,7 @@ rule score_policy:
         documents=DOCUMENTS,
     shell:
         "python {input.script} --model {wildcards.model} {params.model} --policy {wildcards.policy}"
-        " --policies {params.policies} --texts {input.texts} {params.documents} --slots {params.slots}"
+        " --policies {params.policies:q} --texts {input.texts} {params.documents} --slots {params.slots}"
         " --demand {input.demand} --routing {input.routing} --context {params.context} --delay {params.delay}"
         " --threads {params.threads} --out-losses {output.losses} --out-decisions {output.decisions}"
         " --out {output.record} 2>&1 | tee {log}"

@@ -4,9 +4,19 @@ rule tabulate_quality:
         "evals/stats.py",
         script="workflow/scripts/tabulate_quality.py",
         texts=expand("results/texts/{text}.json", text=SETTINGS.test_texts),
-        records=expand("results/quality/{model}/{policy}/perplexity.json", model=MODELS, policy=POLICIES),
-        losses=expand("results/losses/{model}/{policy}.safetensors", model=MODELS, policy=POLICIES),
-        decisions=expand("results/decisions/{model}/{policy}", model=MODELS, policy=POLICIES),
+        records=expand(
+            "results/quality/{model}/{policy}/perplexity.json",
+            model=MODELS,
+            policy=POLICIES,
+        ),
+        losses=expand(
+            "results/losses/{model}/{policy}.safetensors",
+            model=MODELS,
+            policy=POLICIES,
+        ),
+        decisions=expand(
+            "results/decisions/{model}/{policy}", model=MODELS, policy=POLICIES
+        ),
     output:
         quality="results/tables/local/quality.csv",
         differences="results/tables/local/differences.csv",
@@ -14,7 +24,9 @@ rule tabulate_quality:
     log:
         "results/logs/tabulate_quality.log",
     params:
-        statistics=" ".join(f"--{name} {value}" for name, value in SETTINGS.statistics.items()),
+        statistics=" ".join(
+            f"--{name} {value}" for name, value in SETTINGS.statistics.items()
+        ),
     shell:
         "python {input.script} --records {input.records} {params.statistics} --out-quality {output.quality}"
         " --out-differences {output.differences} --out-bundles {output.bundles} 2>&1 | tee {log}"
