@@ -10,15 +10,17 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
-from engine.errors import error
+from safetensors import SafetensorError
+
+from engine.errors import UserError, error
 from engine.files import sha256
-from evals.perplexity import TokenizedDocument, scored_tokens, tokenize
+from evals.perplexity import scored_tokens, tokenize
 from evals.quality import Text
 
 _PACKAGES = ("torch", "transformers", "numpy", "numba", "tokenizers", "lm_eval", "snakemake")
+_BROKEN_FILES = (KeyError, OSError, SafetensorError, TypeError, ValueError)  # what transformers raises on bad files
 _ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "I8": 1, "U8": 1}
 
 
@@ -27,7 +29,9 @@ def load_resolved(path: str | Path) -> dict:
     try:
         value = json.loads(Path(path).read_text(encoding="utf-8"))
         value["status"], value["id"]
-    except (FileNotFoundError, json.JSONDecodeError, KeyError, TypeError) as exc:
+        if value["status"] == "ok":
+            value["topic"], value["sha256"], [(d["id"], d["text"]) for d in value["documents"]]
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError) as exc:
         raise error(f"{path}: {type(exc).__name__} {exc}", "a resolved text", "delete it and run again") from None
     return value
 
@@ -40,11 +44,17 @@ def load_texts(paths: list[str], tokenizer, bos: int | None, first: int | None =
         if resolved["status"] == "absent":
             continue
         pairs = [(d["id"], d["text"]) for d in resolved["documents"][:first]]
-        documents = tuple(tokenize(tokenizer, pairs))
+        if not pairs:
+            raise error(f"{path} has no documents", "at least one", "leave the text out of the configuration")
+        documents = tuple(tokenize(tokenizer, pairs, least=1 if bos is not None else 2, where=str(path)))
         scored = tuple(scored_tokens(d, bos) for d in documents)
         texts.append(Text(resolved["id"], resolved["topic"], resolved["sha256"], documents, scored))
     if not texts:
-        raise error("no text is present", "at least one of the configured texts", "see results/texts for the reasons")
+        raise error(
+            f"none of {', '.join(paths)} is present",
+            "at least one of the configured texts",
+            "the files say why; mend it, then `make retry`",
+        )
     return texts
 
 
@@ -52,14 +62,22 @@ def load_tokenizer(folder: str | Path, revision: str | None = None):
     """(tokenizer, bos id or None): one rule everywhere, BOS is prepended by us and never by the tokenizer."""
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(folder, revision=revision)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, revision=revision)
+    except _BROKEN_FILES as exc:
+        raise _broken(folder, exc) from None
+    if len(tokenizer) < 2:  # without its files, transformers makes an empty one and says nothing
+        raise error(f"{folder} has no tokenizer", "its files beside the weights", "fetch or unpack the model again")
     return tokenizer, tokenizer.bos_token_id
 
 
 def load_model(folder: str | Path, dtype: str, threads: int, revision: str | None = None):
-    """A model in evaluation mode on `threads` threads. UserError on a folder that is not a whole checkpoint."""
+    """A model in evaluation mode on `threads` threads.
+
+    UserError on a folder that is not a whole checkpoint, lacks a weight (transformers would make up a random one) or
+    has a weight that is not finite.
+    """
     import torch
-    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
@@ -67,14 +85,34 @@ def load_model(folder: str | Path, dtype: str, threads: int, revision: str | Non
     logging.disable_progress_bar()
     torch.set_num_threads(threads)
     try:
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype), revision=revision)
-    except (OSError, SafetensorError, KeyError) as exc:
+        model, loaded = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=getattr(torch, dtype),
+            revision=revision,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # reported below, by name
+        )
+    except _BROKEN_FILES as exc:
+        raise _broken(folder, exc) from None
+    wrong = {name: "is missing" for name in loaded["missing_keys"]}
+    wrong |= {name: f"has shape {list(found)}, not {list(wants)}" for name, found, wants in loaded["mismatched_keys"]}
+    wrong |= {name: "is not finite" for name, weight in model.named_parameters() if not torch.isfinite(weight).all()}
+    if wrong:
+        name = min(wrong)
         raise error(
-            f"{folder}: {' '.join(str(exc).split())[:200]}",
-            "a whole checkpoint in Hugging Face layout",
-            "fetch or unpack the model again",
-        ) from None
+            f"{folder}: weight {name} {wrong[name]} ({len(wrong)} such)",
+            "every weight of config.json, finite",
+            "check the checkpoint, fetch or unpack it again",
+        )
     return model.eval()
+
+
+def _broken(folder: str | Path, exc: Exception) -> UserError:
+    return error(
+        f"{folder}: {' '.join(str(exc).split())[:200]}",
+        "a whole checkpoint in Hugging Face layout",
+        "fetch or unpack the model again",
+    )
 
 
 def model_hash(folder: str | Path) -> str:
@@ -124,24 +162,20 @@ def provenance(**facts: str | int) -> dict[str, str]:
 class Progress:
     """One line on standard error at most every `every_s` seconds: done of total, rate, time left."""
 
-    def __init__(self, title: str, total: int, every_s: float = 4.0) -> None:
-        self.title, self.total, self.done = title, total, 0
+    def __init__(self, title: str, total: int, unit: str = "tokens", every_s: float = 4.0) -> None:
+        self.title, self.total, self.unit, self.done = title, total, unit, 0
         self._every_s = every_s
         self._started = self._told = time.perf_counter()
 
-    def advance(self, tokens: int) -> None:
-        self.done += tokens
+    def advance(self, number: int = 1) -> None:
+        self.done += number
         now = time.perf_counter()
         if now - self._told >= self._every_s or self.done >= self.total:
             self._told = now
             rate = self.done / max(now - self._started, 1e-9)
             left = (self.total - self.done) / max(rate, 1e-9)
             print(
-                f"{self.title}: {self.done:,} of {self.total:,} tokens, {rate:,.0f} a second, {left:.0f} s left",
+                f"{self.title}: {self.done:,} of {self.total:,} {self.unit}, {rate:,.0f} a second, {left:.0f} s left",
                 file=sys.stderr,
                 flush=True,
             )
-
-    def after(self, bos: int | None) -> Callable[[TokenizedDocument], None]:
-        """As the `after` of evals.perplexity.losses."""
-        return lambda document: self.advance(scored_tokens(document, bos))

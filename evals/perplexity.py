@@ -10,6 +10,7 @@ overlap, each with the token before it as context. So a document of n tokens mak
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,8 @@ import numpy as np
 import torch
 
 from engine.errors import error
+
+_LARGEST_EXPONENT = 709.0  # exp of more is no float64
 
 
 @dataclass(frozen=True)
@@ -29,13 +32,18 @@ class TokenizedDocument:
     bytes: int
 
 
-def tokenize(tokenizer, documents: Sequence[tuple[str, str]]) -> list[TokenizedDocument]:
-    """documents: (id, text). UserError on a document without tokens: it has no loss."""
+def tokenize(
+    tokenizer, documents: Sequence[tuple[str, str]], *, least: int = 1, where: str = "documents"
+) -> list[TokenizedDocument]:
+    """documents: (id, text). least: tokens a document needs to have a loss, 2 where no BOS is prepended.
+
+    UserError on a document of fewer; `where` opens the message, e.g. the file.
+    """
     result = []
     for name, text in documents:
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-        if not ids:
-            raise error(f"document '{name}' has no tokens", "at least one", "leave it out of the text")
+        if len(ids) < least:
+            raise error(f"{where}: document '{name}' of {len(ids)} tokens", f"at least {least}", "leave it out")
         result.append(TokenizedDocument(name, tuple(ids), len(text.split()), len(text.encode())))
     return result
 
@@ -65,23 +73,20 @@ def losses(
     *,
     context: int,
     bos: int | None,
-    before: Callable[[TokenizedDocument], None] | None = None,
-    after: Callable[[TokenizedDocument], None] | None = None,
+    progress: Callable[[int], None] | None = None,
 ) -> np.ndarray:
     """Negative log-likelihood of every scored token in order, [tokens] float32, nats. One document after another.
 
-    before, after: called around each document (restart a lane, move a progress bar).
+    progress: called after every window with the number of tokens it scored.
     """
     parts = []
     for document in documents:
-        if before is not None:
-            before(document)
         for inputs, targets in windows(document, context, bos):
             logits = model(input_ids=torch.tensor([inputs], device=model.device), use_cache=False).logits[0]  # [T, V]
             wanted = torch.tensor(targets, device=model.device)
             parts.append(torch.nn.functional.cross_entropy(logits.float(), wanted, reduction="none").cpu().numpy())
-        if after is not None:
-            after(document)
+            if progress is not None:
+                progress(len(targets))
     return np.concatenate(parts)
 
 
@@ -89,8 +94,11 @@ def scored_tokens(document: TokenizedDocument, bos: int | None) -> int:
     return len(document.ids) - (bos is None)
 
 
-def perplexities(loss: np.ndarray, documents: Sequence[TokenizedDocument]) -> dict[str, float]:
-    """token_, word_ and byte_perplexity: the same summed loss over three denominators."""
+def perplexities(loss: np.ndarray, documents: Sequence[TokenizedDocument]) -> dict[str, float | None]:
+    """token_, word_ and byte_perplexity: the same summed loss over three denominators.
+
+    None where there is none: no words, or so few (a script without spaces) that the number exceeds float64.
+    """
     total = float(loss.sum(dtype=np.float64))
     if not np.isfinite(total):
         bad = int((~np.isfinite(loss)).sum())
@@ -100,4 +108,9 @@ def perplexities(loss: np.ndarray, documents: Sequence[TokenizedDocument]) -> di
         "word": sum(d.words for d in documents),
         "byte": sum(d.bytes for d in documents),
     }
-    return {f"{name}_perplexity": float(np.exp(total / count)) for name, count in denominators.items()}
+    return {f"{name}_perplexity": perplexity(total, count) for name, count in denominators.items()}
+
+
+def perplexity(nll: float, count: int) -> float | None:
+    """exp(nll / count), None where it is not a number. nll: summed loss in nats."""
+    return math.exp(nll / count) if count and nll / count < _LARGEST_EXPONENT else None

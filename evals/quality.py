@@ -59,6 +59,15 @@ def save_routing(path: str | Path, routings: dict[str, Routing], provenance: dic
         save_file(arrays, temporary, metadata={**provenance, "experts": experts.pop()})
 
 
+def recorded_facts(path: str | Path) -> dict[str, str]:
+    """Provenance of a recording or a calibration's demand: what `save_routing` and `save_demand` were given."""
+    try:
+        with safe_open(path, framework="numpy") as file:
+            return dict(file.metadata() or {})
+    except (SafetensorError, OSError) as exc:
+        raise error(f"{path}: {exc}", "a whole safetensors file", "delete it and run again") from None
+
+
 def load_routing(path: str | Path, text: str) -> Routing:
     try:
         with safe_open(path, framework="numpy") as file:
@@ -66,7 +75,7 @@ def load_routing(path: str | Path, text: str) -> Routing:
             arrays = {
                 name: file.get_tensor(f"{text}/{name}") for name in ("chosen", "weights", "chosen_scores", "losses")
             }
-    except (SafetensorError, FileNotFoundError, KeyError) as exc:
+    except (SafetensorError, OSError, KeyError, TypeError) as exc:
         raise error(f"{path}: {exc}", f"a whole recording with text '{text}'", "delete it and run again") from None
     loss = arrays.pop("losses")
     return Routing(RouterTrace(**arrays, experts=experts), loss)
@@ -81,7 +90,7 @@ def load_demand(path: str | Path) -> Demand:
     try:
         with safe_open(path, framework="numpy") as file:
             return Demand(file.get_tensor("counts"), int(file.metadata()["events"]))
-    except (SafetensorError, FileNotFoundError, KeyError) as exc:
+    except (SafetensorError, OSError, KeyError, TypeError) as exc:
         raise error(f"{path}: {exc}", "a calibration's demand", "delete it and run again") from None
 
 
@@ -91,7 +100,7 @@ def record_routing(model, attachment, text: Text, *, context: int, bos: int | No
     from engine.trace import Recorder
 
     recorder = Recorder(attachment)
-    loss = losses(model, text.documents, context=context, bos=bos, after=progress)
+    loss = losses(model, text.documents, context=context, bos=bos, progress=progress)
     return Routing(recorder.trace(), loss)
 
 
@@ -106,14 +115,14 @@ def emulate(
     delay: int,
     context: int,
     bos: int | None,
-    progress: Callable[[TokenizedDocument], None] | None = None,
+    progress: Callable[[int], None] | None = None,
 ) -> tuple[np.ndarray, DecisionLog]:
     """One lossy cell in the emulator: losses [tokens] and the decision log."""
     from engine.emulator import Emulator
 
     emulator = Emulator(attachment, policy, slots=slots, demand=demand, delay=delay)
     with emulator.phase("decode"):
-        loss = losses(model, text.documents, context=context, bos=bos, after=progress)
+        loss = losses(model, text.documents, context=context, bos=bos, progress=progress)
     return loss, emulator.log()
 
 
@@ -147,8 +156,9 @@ def cells(
             started = time.perf_counter()
             try:
                 loss, log = run(text, slots)
-                row |= {"status": "ok", **measure(policy, text, loss, log, slots)}
+                measured = measure(policy, text, loss, log, slots)
                 keep(slots_id, text, loss, log)
+                row |= {"status": "ok", **measured}
             except CELL_FAILURES as exc:
                 row |= {"status": "failed", "reason": f"{type(exc).__name__}: {' '.join(str(exc).split())}"}
             row["wall_s"] = round(time.perf_counter() - started, 3)

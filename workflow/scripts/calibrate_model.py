@@ -1,7 +1,8 @@
 """Calibrate a model on calibration text: the demand of its experts and the better combine weight of stand-ins.
 
 Demand is what every policy's warm start is made of. The two combine weights (`own`, `missing`) are compared under the
-0.15 rule at the middle slot budget; the record says which loses less and whether the sheet uses it.
+0.15 rule with a quarter of the experts resident (or K, where that is more); the record says which loses less and
+whether the sheet uses it.
 """
 
 import argparse
@@ -43,11 +44,11 @@ def main() -> None:
     progress = Progress("calibrate", 3 * tokens)
     rule = find_policy(load_policies(a.policies), ABLATED)
     with attach(model) as attachment:
-        options = {"context": context_of(model, a.context), "bos": bos, "progress": progress.after(bos)}
+        options = {"context": context_of(model, a.context), "bos": bos, "progress": progress.advance}
         exact = {t.id: record_routing(model, attachment, t, **options) for t in texts}
         demands = [routing.trace.demand() for routing in exact.values()]
         demand = Demand(sum(d.counts for d in demands), sum(d.events for d in demands))
-        slots = slots_from_percent(attachment.experts, a.slots_percent)
+        slots = max(slots_from_percent(attachment.experts, a.slots_percent), attachment.top_k)
         compared = {}
         for weight in ("own", "missing"):
             policy = dataclasses.replace(rule, standin_weight=weight)
@@ -67,12 +68,13 @@ def main() -> None:
         "texts": {t.id: t.sha256 for t in texts},
         "events": demand.events,
         "router": {
-            "mean_first_choice_weight": g.max(-1).mean(0).round(4).tolist(),
+            "mean_first_choice_weight": g.max(-1).mean(0, dtype=np.float64).round(4).tolist(),
             "mean_number_of_weights_from_0_15": (g >= 0.15).sum(-1).mean(0).round(4).tolist(),
         },
         "standin_weight": {
             "policy": ABLATED,
             "slots_percent": a.slots_percent,
+            "slots_count": slots,
             "delta_nll": compared,
             "better": better,
             "sheet": rule.standin_weight,

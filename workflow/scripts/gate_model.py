@@ -67,7 +67,7 @@ def main() -> None:
     progress = Progress(f"gate {a.model}", passes * sum(sum(t.scored) for t in texts))
     with attach(model) as attachment:
         context = context_of(model, a.context)
-        options = {"context": context, "bos": bos, "progress": progress.after(bos)}
+        options = {"context": context, "bos": bos, "progress": progress.advance}
         record = gate(model, attachment, policies, texts, load_demand(a.demand), **options)
     record["model"] = a.model
     record["provenance"] = provenance(model=model_hash(a.model_dir), context=context, threads=a.threads)

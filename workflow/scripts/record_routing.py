@@ -30,7 +30,7 @@ def main() -> None:
     with attach(model) as attachment:
         context = context_of(model, a.context)
         routings = {
-            t.id: record_routing(model, attachment, t, context=context, bos=bos, progress=progress.after(bos))
+            t.id: record_routing(model, attachment, t, context=context, bos=bos, progress=progress.advance)
             for t in texts
         }
         facts = provenance(model=model_hash(a.model_dir), score_rule=attachment.rule_name, context=context)

@@ -40,7 +40,7 @@ def main() -> None:
         replayer = Replayer(attachment, log)
         with replayer.phase("decode"):
             context = context_of(model, a.context)
-            loss = losses(model, text.documents, context=context, bos=bos, after=progress.after(bos))
+            loss = losses(model, text.documents, context=context, bos=bos, progress=progress.advance)
     print(json.dumps({"text": text.id, "tokens": len(loss), **perplexities(loss, text.documents), **count(log)}))
 
 

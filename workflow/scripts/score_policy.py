@@ -5,6 +5,8 @@ A policy that always fetches is replayed over the recorded routing, without the 
 
 import argparse
 import dataclasses
+import math
+from pathlib import Path
 
 from safetensors.numpy import save_file
 
@@ -13,7 +15,7 @@ from engine.files import atomic, sha256, write_json
 from engine.policies import find_policy, load_policies
 from evals.jobs import Progress, expert_bytes, load_model, load_texts, load_tokenizer, model_hash, provenance
 from evals.perplexity import context_of
-from evals.quality import cells, emulate, load_demand, load_routing, replay_cell
+from evals.quality import cells, emulate, load_demand, load_routing, recorded_facts, replay_cell
 
 
 def main() -> None:
@@ -42,7 +44,13 @@ def main() -> None:
     texts = load_texts(a.texts, tokenizer, bos, a.documents)
     demand = load_demand(a.demand)
     routings = {t.id: load_routing(a.routing, t.id) for t in texts}
+    model, recorded = model_hash(a.model_dir), recorded_facts(a.routing)
+    for path, facts in ((a.demand, recorded_facts(a.demand)), (a.routing, recorded)):
+        if facts["model"] != model:
+            raise error(f"{path} is of model {facts['model']}", f"{model}, as in {a.model_dir}", "record again")
     for t in texts:
+        if recorded[f"sha256/{t.id}"] != t.sha256:
+            raise error(f"{a.routing}: {t.id} is another text", f"sha256 {t.sha256}", "record again")
         if len(routings[t.id].losses) != sum(t.scored):
             raise error(
                 f"{a.routing}: {t.id} has {len(routings[t.id].losses)} losses", f"{sum(t.scored)}", "record again"
@@ -54,8 +62,9 @@ def main() -> None:
         arrays[f"{slots_id}/{text.id}"] = loss
         log.save(f"{a.out_decisions}/{slots_id}/{text.id}.safetensors")
 
+    Path(a.out_decisions).mkdir(parents=True, exist_ok=True)  # there even if every cell fails
     if policy.lossless:
-        score_rule, context = "recorded", a.context
+        score_rule, context = recorded["score_rule"], recorded["context"]
         rows = cells(
             policy,
             texts,
@@ -73,14 +82,12 @@ def main() -> None:
         "schema": "quality-1",
         "model": a.model,
         "policy": policy.id,
-        "policy_row": dataclasses.asdict(policy),
+        "policy_row": {name: json_value(value) for name, value in dataclasses.asdict(policy).items()},
         "instrument": "emulator",
         "continuity": "stream",
         "start": "warm",
         "completion": f"delay({a.delay})" if a.delay > 1 else "next_step",
-        "provenance": provenance(
-            model=model_hash(a.model_dir), score_rule=score_rule, context=context, threads=a.threads, dtype=a.dtype
-        ),
+        "provenance": provenance(model=model, score_rule=score_rule, context=context, threads=a.threads, dtype=a.dtype),
         "texts": {t.id: t.sha256 for t in texts},
         "document_tokens": {t.id: list(t.scored) for t in texts},
         "experts": demand.counts.shape[1],
@@ -88,9 +95,12 @@ def main() -> None:
         "losses_sha256": sha256(a.out_losses),
         "cells": rows,
     }
-    if record["policy_row"]["tau"] == float("inf"):
-        record["policy_row"]["tau"] = "inf"  # JSON has no infinity
     write_json(a.out, record)
+
+
+def json_value(value):
+    """JSON has no infinity (tau, beta)."""
+    return "inf" if isinstance(value, float) and math.isinf(value) else value
 
 
 def _emulate_all(a, policy, texts, slot_percents, demand, bos, keep):
@@ -113,7 +123,7 @@ def _emulate_all(a, policy, texts, slot_percents, demand, bos, keep):
                 delay=a.delay,
                 context=context,
                 bos=bos,
-                progress=progress.after(bos),
+                progress=progress.advance,
             )
 
         rows = cells(policy, texts, slot_percents, experts=attachment.experts, run=run, keep=keep)
