@@ -17,6 +17,8 @@ from engine.errors import error, main_guard
 from engine.files import atomic, write_text
 from engine.log import load_log
 from engine.policies import BASELINE
+from evals.jobs import Progress
+from evals.perplexity import perplexity
 from evals.quality import share_of_events_that_differ
 from evals.stats import holm, paired_difference, paired_losses, percent_change
 
@@ -46,23 +48,34 @@ def main() -> None:
     parser.add_argument("--out-differences", required=True)
     parser.add_argument("--out-bundles", required=True)
     a = parser.parse_args()
-    records = [json.loads(Path(path).read_text(encoding="utf-8")) for path in a.records]
+    records = [read_record(path) for path in a.records]
     roots = [Path(path).parents[3] for path in a.records]
     options = {"level": a.level, "replicates": a.replicates, "seed": a.seed}
+    progress = Progress("tabulate", sum(len(record["cells"]) for record in records), "cells")
     rows = []
     for model in dict.fromkeys(record["model"] for record in records):
         own = {r["policy"]: (r, root) for r, root in zip(records, roots, strict=True) if r["model"] == model}
-        rows += model_rows(own, options)
+        rows += model_rows(own, options, progress)
     quality = pd.DataFrame(rows)
+    different, bundles = differences(records, roots), bundles_table(quality)
     with atomic(a.out_quality) as temporary:
         quality.to_csv(temporary, index=False, float_format="%.8g")
     with atomic(a.out_differences) as temporary:
-        differences(records, roots).to_csv(temporary, index=False, float_format="%.6f")
-    write_text(a.out_bundles, bundles_table(quality))
+        different.to_csv(temporary, index=False, float_format="%.6f")
+    write_text(a.out_bundles, bundles)
+
+
+def read_record(path: str) -> dict:
+    try:
+        record = json.loads(Path(path).read_text(encoding="utf-8"))
+        record["model"], record["policy"], record["cells"]
+    except (OSError, ValueError, KeyError, TypeError) as exc:
+        raise error(f"{path}: {type(exc).__name__} {exc}", "a record of score_policy.py", "`make retry`") from None
+    return record
 
 
 # ---- one model -------------------------------------------------------------------------------------------------------
-def model_rows(own: dict[str, tuple[dict, Path]], options: dict) -> list[dict]:
+def model_rows(own: dict[str, tuple[dict, Path]], options: dict, progress: Progress) -> list[dict]:
     """Rows of all cells of one model, and the pooled ones."""
     if BASELINE not in own:
         raise error(f"no record of {BASELINE}", "the baseline among the records", "score it")
@@ -75,11 +88,13 @@ def model_rows(own: dict[str, tuple[dict, Path]], options: dict) -> list[dict]:
     for policy, (record, _) in own.items():
         ok_by_slots: dict[str, list[dict]] = {}
         for cell in record["cells"]:
-            row = identity(record) | cell
+            # a table says what was found, the same in every run; how long it took stands in the record
+            row = identity(record) | {key: value for key, value in cell.items() if key != "wall_s"}
             if cell["status"] == "ok":
                 row |= paired(cell["slots"], [cell], policy, losses, sizes, options)
                 ok_by_slots.setdefault(cell["slots"], []).append(cell)
             rows.append(row)
+            progress.advance()
         texts = {cell["text"] for cell in record["cells"]}
         for slots, cells in ok_by_slots.items():
             if len(cells) == len(texts):
@@ -131,6 +146,7 @@ def paired(slots: str, cells: list[dict], policy: str, losses: dict, sizes: dict
         "delta_percent_low": percent.low,
         "delta_percent_high": percent.high,
         "detectable_percent": percent.detectable,
+        "level": interval.level,
         "p_value": interval.p_value,
     }
 
@@ -143,14 +159,13 @@ def pool(cells: list[dict]) -> dict:
         row[key] = sum(cell[key] for cell in cells)
     nll = sum(np.log(cell["token_perplexity"]) * cell["tokens"] for cell in cells)
     for name in ("token", "word", "byte"):
-        row[f"{name}_perplexity"] = float(np.exp(nll / row[f"{name}s"]))
+        row[f"{name}_perplexity"] = perplexity(nll, row[f"{name}s"])
     row["miss_rate"] = 1 - row["hits"] / row["demands"]
     row["substituted_share"] = row["substitutions"] / row["demands"]
     for key in ("substituted_mass", "dropped_mass"):
         row[key] = sum(cell[key] * cell["events"] for cell in cells) / row["events"]
     row["lossy_without_effect"] = all(cell["lossy_without_effect"] for cell in cells)
     row["background_inert"] = all(cell["background_inert"] for cell in cells)
-    row["wall_s"] = sum(cell["wall_s"] for cell in cells)
     return row
 
 
@@ -174,7 +189,9 @@ def differences(records: list[dict], roots: list[Path]) -> pd.DataFrame:
         (r["model"], cell["slots"], cell["text"]) for r in records for cell in r["cells"] if cell["status"] == "ok"
     )
     rows = []
+    progress = Progress("compare bundles", len(keys), "texts")
     for model, slots, text in keys:
+        progress.advance()
         logs = {}
         for (owner, policy), root in where.items():
             path = root / owner / policy / slots / f"{text}.safetensors"
@@ -212,14 +229,7 @@ def bundles_table(quality: pd.DataFrame) -> str:
             "|---|---|---|---|---|---|---|---|",
         ]
         for row in group.to_dict("records"):
-            if row["lossless"]:
-                loss, seen = "exact", ""
-            else:
-                low, high = row["delta_percent_low"], row["delta_percent_high"]
-                loss = f"{row['delta_percent']:+.2f} % ({low:+.2f} to {high:+.2f})"
-                seen = f"{row['detectable_percent']:.2f} %"
-                if row["lossy_without_effect"]:
-                    loss = "nothing was substituted"
+            loss, seen = loss_in_words(row)
             inert = " (background inert)" if row["background_inert"] else ""
             lines.append(
                 f"| {row['policy']}{inert} | {row['token_perplexity']:.3f} | {loss} | {seen} "
@@ -236,6 +246,20 @@ def bundles_table(quality: pd.DataFrame) -> str:
         ]
         lines.append("")
     return "\n".join(lines)
+
+
+def loss_in_words(row: dict) -> tuple[str, str]:
+    """The loss of a pooled row and the smallest effect that could have been seen, where there are such."""
+    low, high = row.get("delta_percent_low"), row.get("delta_percent_high")
+    if row["lossless"]:
+        return "exact", ""
+    if row["lossy_without_effect"]:
+        return "nothing was substituted", ""
+    if pd.isna(row.get("delta_percent")):
+        return "no baseline", ""
+    if pd.isna(low) or pd.isna(high):
+        return f"{row['delta_percent']:+.2f} % (no interval)", ""
+    return f"{row['delta_percent']:+.2f} % ({low:+.2f} to {high:+.2f})", f"{row['detectable_percent']:.2f} %"
 
 
 if __name__ == "__main__":
