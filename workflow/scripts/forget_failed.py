@@ -1,6 +1,10 @@
-"""Remove the records that hold a failed cell, so that the next run scores them again.
+"""Forget what failed, so that the next run tries it again: records of failed cells, absent texts that are here now.
 
 python workflow/scripts/forget_failed.py results/quality
+
+Snakemake makes nothing again for which a finished index stands, so the index and the table that such a record or text
+went into are removed with it. Everything else stays. A text that is still absent is left alone: asking for it anew
+would score every policy again.
 """
 
 import argparse
@@ -8,20 +12,53 @@ import json
 from pathlib import Path
 
 from engine.errors import main_guard
+from evals.corpora import AbsentText, load
+
+DERIVED = ("all", "tables/local/quality.csv")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder")
+    parser.add_argument("folder", type=Path, help="results/quality; texts, tables and index lie beside it")
     a = parser.parse_args()
-    removed = 0
-    for path in sorted(Path(a.folder).glob("*/*/*.json")):
-        failed = [c for c in json.loads(path.read_text(encoding="utf-8"))["cells"] if c["status"] == "failed"]
-        if failed:
-            path.unlink()
-            removed += 1
-            print(f"{path}: {len(failed)} failed cells, for example: {failed[0]['reason']}")
-    print(f"{removed} records removed; run snakemake --cores 1 results/all")
+    results = a.folder.parent
+    forgotten = []
+    for path in sorted(a.folder.glob("*/*/*.json")):
+        reason = failure(path)
+        if reason:
+            forgotten.append(path)
+            print(f"{path}: {reason}")
+    for path in sorted((results / "texts").glob("*.json")):
+        reason = return_of(path)
+        if reason:
+            forgotten.append(path)
+            print(f"{path}: {reason}")
+    for path in [*forgotten, *(results / name for name in DERIVED if forgotten)]:
+        path.unlink(missing_ok=True)
+    print(f"{len(forgotten)} files forgotten; run snakemake --cores 1 results/all --rerun-incomplete")
+
+
+def failure(record: Path) -> str | None:
+    """Why a record must be made again, or None."""
+    try:
+        failed = [c["reason"] for c in json.loads(record.read_text("utf-8"))["cells"] if c["status"] == "failed"]
+    except (OSError, ValueError, KeyError, TypeError) as exc:
+        return f"not a whole record ({type(exc).__name__})"
+    return f"{len(failed)} failed cells, for example: {failed[0]}" if failed else None
+
+
+def return_of(text: Path) -> str | None:
+    """Why a resolved text must be made again, or None: it is whole, or still absent."""
+    try:
+        value = json.loads(text.read_text("utf-8"))
+        if value["status"] == "ok":
+            return None
+        load(value["id"])
+    except AbsentText:
+        return None
+    except (OSError, json.JSONDecodeError, KeyError, TypeError) as exc:
+        return f"not a whole text ({type(exc).__name__})"
+    return "was absent, is here now"
 
 
 if __name__ == "__main__":

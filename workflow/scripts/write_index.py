@@ -123,7 +123,8 @@ def text_lines(texts: list[dict], table: pd.DataFrame) -> list[str]:
             part = "" if scored.get(text["id"], whole) == whole else f", the first {scored[text['id']]:.0f} scored"
             lines.append(f"- {what}: {whole} documents{part}, sha256 {text['sha256']}")
         else:
-            lines.append(f"- {what}: absent, {' '.join(str(text.get('reason', 'no reason given')).split())}")
+            reason = " ".join(str(text.get("reason", "no reason given")).split())
+            lines.append(f"- {what}: absent, {reason}; `{RETRY}` asks for it again")
     return [*lines, ""]
 
 
