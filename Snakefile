@@ -27,6 +27,6 @@ localrules:
 
 
 rule all:
+    default_target: True
     input:
         "results/all",
-    default_target: True

@@ -55,3 +55,30 @@ rule record_routing:
     shell:
         "python {input.script} {params.model} --texts {input.texts} {params.documents}"
         " --context {params.context} --threads {params.threads} --out {output} 2>&1 | tee {log}"
+
+
+# On calibration text, before any claim is drawn from a model: snakemake --cores 1 results/gate/<model>.md
+rule gate_model:
+    input:
+        model_input,
+        ENGINE,
+        EVALS,
+        "evals/fitness.py",
+        script="workflow/scripts/gate_model.py",
+        texts=expand("results/texts/{text}.json", text=SETTINGS.calibration_texts),
+        demand="results/calibration/{model}.safetensors",
+    output:
+        record="results/gate/{model}.json",
+        page="results/gate/{model}.md",
+    log:
+        "results/logs/gate_model/{model}.log",
+    params:
+        model=model_flags,
+        policies=config["policies_sheet"],
+        context=SETTINGS.context_tokens,
+        threads=SETTINGS.threads,
+        documents=DOCUMENTS,
+    shell:
+        "python {input.script} --model {wildcards.model} {params.model} --texts {input.texts} {params.documents}"
+        " --policies {params.policies:q} --demand {input.demand} --context {params.context}"
+        " --threads {params.threads} --out {output.record} --out-page {output.page} 2>&1 | tee {log}"
