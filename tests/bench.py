@@ -111,9 +111,10 @@ def bench_emulator(model_dir: str, tokens: int, chunk: int, repeats: int, thread
                     times[policy.id].append(forward())
                 substitutions[policy.id] = int((emulator.log().kind == 2).sum())
     medians = {name: statistics.median(values[1:]) for name, values in times.items()}
+    rates = ", ".join(f"{name} {ids.numel() / seconds:,.0f}" for name, seconds in stock.items())
     ratios = {p.id: medians[p.id] / medians["stock"] for p in bundles}
     print(
-        f"emulator   tokens a second of stock: {', '.join(f'{n} {ids.numel() / s:,.0f}' for n, s in stock.items())}; fastest "
+        f"emulator   tokens a second of stock: {rates}; fastest "
         f"{fastest}; float32, {threads} threads, chunk {chunk}, {ids.numel():,} tokens, median of {repeats}"
     )
     for name, ratio in ratios.items():
