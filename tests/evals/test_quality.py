@@ -1,0 +1,274 @@
+"""Cells of a policy: the recording and its file, replay against the emulator, what a cell's numbers and flags say."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine.decision import FETCH, HIT, SUBSTITUTE
+from engine.errors import UserError
+from engine.hook import attach
+from engine.log import DecisionLog
+from engine.policies import Policy, load_policies
+from engine.residency import Demand
+from evals.perplexity import TokenizedDocument, losses
+from evals.quality import (
+    Routing,
+    Text,
+    cells,
+    emulate,
+    load_demand,
+    load_routing,
+    measure,
+    record_routing,
+    recorded_facts,
+    replay_cell,
+    save_demand,
+    save_routing,
+    share_of_events_that_differ,
+)
+
+POLICIES = load_policies(Path(__file__).parents[2] / "config" / "policies.tsv")
+CONTEXT, BOS = 16, 1
+LOG_ARRAYS = ("executed", "weights", "kind", "first", "g", "moves")
+TRACE_ARRAYS = ("chosen", "weights", "chosen_scores")
+
+
+def text_of(seed: int, sizes: tuple[int, ...], name: str = "bible_test") -> Text:
+    rng = np.random.default_rng(seed)
+    documents = tuple(
+        TokenizedDocument(str(i), tuple(rng.integers(2, 128, size=size).tolist()), words=size // 2, bytes=3 * size)
+        for i, size in enumerate(sizes)
+    )
+    return Text(name, "literary", f"{seed:064}", documents, sizes)
+
+
+@pytest.fixture(scope="module")
+def text() -> Text:
+    """Three documents, two of more than a window."""
+    return text_of(1, (40, 9, 33))
+
+
+@pytest.fixture(scope="module")
+def attached(tiny_moe):
+    with attach(tiny_moe("qwen3_moe")) as attachment:
+        yield attachment
+
+
+@pytest.fixture(scope="module")
+def routing(attached, text) -> Routing:
+    return record_routing(attached.model, attached, text, context=CONTEXT, bos=BOS)
+
+
+@pytest.fixture(scope="module")
+def demand(attached) -> Demand:
+    calibration = text_of(2, (60,))
+    return record_routing(attached.model, attached, calibration, context=CONTEXT, bos=BOS).trace.demand()
+
+
+def emulated(attached, policy: Policy, text: Text, demand: Demand, slots: int, delay: int = 1):
+    return emulate(
+        attached.model, attached, policy, text, slots=slots, demand=demand, delay=delay, context=CONTEXT, bos=BOS
+    )
+
+
+def same(a: object, b: object, names: tuple[str, ...]) -> bool:
+    return all(getattr(a, name).tobytes() == getattr(b, name).tobytes() for name in names)
+
+
+# ---- the recording ---------------------------------------------------------------------------------------------------
+def test_law_a_recording_holds_the_stock_losses_and_k_experts_a_token_and_layer(tiny_moe, routing, text):
+    stock = losses(tiny_moe("qwen3_moe"), text.documents, context=CONTEXT, bos=BOS)
+    assert routing.losses.tobytes() == stock.tobytes()
+    assert routing.trace.chosen.shape == (sum(text.scored), 2, 4)
+    assert (np.diff(np.sort(routing.trace.chosen, axis=-1)) > 0).all()
+
+
+def test_law_a_recording_read_back_is_the_same_to_the_bit(routing, tmp_path):
+    other = replace(routing, losses=routing.losses[::-1].copy())
+    path = tmp_path / "routing.safetensors"
+    save_routing(path, {"bible_test": routing, "boltons_test": other}, {"model": "m", "context": "16"})
+    for name, written in {"bible_test": routing, "boltons_test": other}.items():
+        found = load_routing(path, name)
+        assert same(found.trace, written.trace, TRACE_ARRAYS) and found.trace.experts == 16
+        assert found.losses.tobytes() == written.losses.tobytes()
+        assert found.trace.chosen.dtype == written.trace.chosen.dtype
+    assert recorded_facts(path) == {"model": "m", "context": "16", "experts": "16"}
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
+
+
+def test_a_demand_read_back_is_the_same(demand, tmp_path):
+    save_demand(tmp_path / "demand.safetensors", demand, {"model": "m"})
+    found = load_demand(tmp_path / "demand.safetensors")
+    assert found.counts.tobytes() == demand.counts.tobytes() and found.events == demand.events == 60
+    assert demand.counts.sum(axis=1).tolist() == [4 * 60] * 2
+
+
+def test_a_recording_that_is_cut_absent_or_of_other_texts_is_named(routing, tmp_path):
+    path = tmp_path / "routing.safetensors"
+    save_routing(path, {"bible_test": routing}, {})
+    with pytest.raises(UserError, match=r"routing\.safetensors: .*text 'boltons_test'"):
+        load_routing(path, "boltons_test")
+    with pytest.raises(UserError, match=r"routing\.safetensors: .*a calibration's demand"):
+        load_demand(path)
+    path.write_bytes(path.read_bytes()[:-9])
+    for read in (recorded_facts, load_demand, lambda path: load_routing(path, "bible_test")):
+        with pytest.raises(UserError, match=r"routing\.safetensors: .*delete it and run again"):
+            read(path)
+        with pytest.raises(UserError, match=r"nowhere\.safetensors: "):
+            read(tmp_path / "nowhere.safetensors")
+
+
+# ---- replay against the emulator -------------------------------------------------------------------------------------
+@pytest.mark.parametrize("slots", [4, 7, 16])
+@pytest.mark.parametrize("policy", [n for n, p in POLICIES.items() if p.lossless and not p.clairvoyant])
+def test_law_a_replayed_cell_is_the_emulated_one_to_the_bit(attached, routing, demand, text, policy, slots):
+    replayed_losses, replayed = replay_cell(POLICIES[policy], routing, slots=slots, demand=demand)
+    emulated_losses, log = emulated(attached, POLICIES[policy], text, demand, slots)
+    assert same(replayed, log, LOG_ARRAYS)
+    assert replayed_losses.tobytes() == emulated_losses.tobytes()
+    assert (log.kind == FETCH).any() == (slots < 16)
+
+
+def test_law_state_goes_on_from_document_to_document(attached, demand, text):
+    """Continuity `stream`: the first document alone is the beginning of the whole; the next does not start afresh."""
+    first = replace(text, documents=text.documents[:1], scored=text.scored[:1])
+    later = replace(text, documents=text.documents[1:], scored=text.scored[1:])
+    policy, tokens = POLICIES["rule_015"], text.scored[0]
+    whole_losses, whole = emulated(attached, policy, text, demand, slots=7)
+    first_losses, one = emulated(attached, policy, first, demand, slots=7)
+    assert whole_losses[:tokens].tobytes() == first_losses.tobytes()
+    assert whole.kind[:tokens].tobytes() == one.kind.tobytes()
+    _, rest = emulated(attached, policy, later, demand, slots=7)
+    assert whole.kind[tokens:].tobytes() != rest.kind.tobytes()
+
+
+def test_a_later_completion_changes_what_is_executed(attached, demand, text):
+    policy = replace(POLICIES["quality_first"], beta=0.2)
+    logs = {delay: emulated(attached, policy, text, demand, slots=8, delay=delay)[1] for delay in (1, 5)}
+    assert share_of_events_that_differ(logs[1], logs[5]) > 0
+
+
+# ---- numbers and flags of a cell -------------------------------------------------------------------------------------
+def test_golden_numbers_of_a_cell(text):
+    """Two tokens, one layer, K = 2: a hit, a fetch, and two misses of weight 0.25 and 0.5 substituted."""
+    log = DecisionLog(
+        executed=np.array([[[0, 1]], [[2, 3]]], np.int16),
+        weights=np.full((2, 1, 2), 0.5, np.float32),
+        kind=np.array([[[HIT, SUBSTITUTE]], [[SUBSTITUTE, FETCH]]], np.int8),
+        first=np.array([[0], [0]], np.int8),
+        g=np.array([[[0.75, 0.25]], [[0.5, 0.5]]], np.float32),
+        moves=np.empty((0, 6), np.int32),
+    )
+    two = Text("t", "literary", "0" * 64, (TokenizedDocument("d", (5, 6), words=1, bytes=4),), (2,))
+    loss = np.log(np.array([2, 8], np.float32))
+    found = measure(POLICIES["rule_015"], two, loss, log, slots=4)
+    assert found["tokens"] == 2 and found["words"] == 1 and found["bytes"] == 4 and found["documents"] == 1
+    assert found["token_perplexity"] == pytest.approx(4) and found["word_perplexity"] == pytest.approx(16)
+    assert (found["events"], found["demands"], found["hits"], found["fetches"], found["substitutions"]) == (
+        2,
+        4,
+        1,
+        1,
+        2,
+    )
+    assert found["substituted_mass"] == pytest.approx(0.375) and found["miss_rate"] == 0.75
+    assert found["first_choices_changed"] == 1
+    assert (found["lossless"], found["lossy_without_effect"], found["background_inert"]) == (False, False, False)
+
+
+def test_a_lossy_policy_that_changed_nothing_is_flagged(attached, demand, text):
+    flags = {}
+    for name, slots in (("rule_015", 16), ("rule_015", 7), ("fetch_lfu_decay", 16)):
+        loss, log = emulated(attached, POLICIES[name], text, demand, slots)
+        flags[name, slots] = measure(POLICIES[name], text, loss, log, slots)["lossy_without_effect"]
+    assert flags == {("rule_015", 16): True, ("rule_015", 7): False, ("fetch_lfu_decay", 16): False}
+
+
+def test_background_admission_is_marked_inert_where_s_is_k(attached, demand, text):
+    for name, slots, inert in (("quality_first", 4, True), ("quality_first", 7, False), ("rule_015", 4, False)):
+        loss, log = emulated(attached, POLICIES[name], text, demand, slots)
+        assert measure(POLICIES[name], text, loss, log, slots)["background_inert"] is inert
+
+
+def test_golden_share_of_events_that_differ(attached, demand, text):
+    _, log = emulated(attached, POLICIES["rule_015"], text, demand, slots=7)
+    assert share_of_events_that_differ(log, log) == 0
+    executed, weights = log.executed.copy(), log.weights.copy()
+    executed[3, 1, 2] += 1
+    weights[3, 1, 0] += 0.5  # the same event
+    weights[7, 0, 0] += 0.5
+    other = replace(log, executed=executed, weights=weights)
+    assert share_of_events_that_differ(log, other) == pytest.approx(2 / log.events)
+
+
+# ---- cells -----------------------------------------------------------------------------------------------------------
+def run_cells(run, keep=lambda *_: None, policy="rule_015"):
+    texts = [text_of(1, (3,), "a"), text_of(2, (3,), "b")]
+    return cells(POLICIES[policy], texts, {"s25": 25, "s30": 30.0}, experts=16, run=run, keep=keep)
+
+
+def log_of(text: Text) -> DecisionLog:
+    shape = (sum(text.scored), 2, 4)
+    return DecisionLog(
+        np.zeros(shape, np.int16), np.full(shape, 0.25, np.float32), np.full(shape, HIT, np.int8),
+        np.zeros(shape[:2], np.int8), np.full(shape, 0.25, np.float32), np.empty((0, 6), np.int32),
+    )  # fmt: skip
+
+
+def good(text: Text, slots: int):
+    return np.ones(sum(text.scored), np.float32), log_of(text)
+
+
+def test_cells_are_every_slots_and_text_in_order_and_all_are_kept():
+    kept = []
+    rows = run_cells(good, keep=lambda slots, text, loss, log: kept.append((slots, text.id)))
+    assert [(r["slots"], r["slots_count"], r["text"], r["status"]) for r in rows] == [
+        ("s25", 4, "a", "ok"), ("s25", 4, "b", "ok"), ("s30", 4, "a", "ok"), ("s30", 4, "b", "ok"),
+    ]  # fmt: skip
+    assert kept == [(row["slots"], row["text"]) for row in rows]
+    assert all(row["wall_s"] >= 0 and row["topic"] == "literary" for row in rows)
+
+
+@pytest.mark.parametrize(
+    "failure", [UserError("of\nours"), MemoryError("of\nours"), RuntimeError("of\nours"), ZeroDivisionError("of\nours")]
+)
+def test_a_cell_that_fails_has_a_reason_and_no_numbers_and_the_rest_goes_on(failure):
+    def run(text, slots):
+        if text.id == "a":
+            raise failure
+        return good(text, slots)
+
+    kept = []
+    rows = run_cells(run, keep=lambda slots, text, *_: kept.append(text.id))
+    assert [row["status"] for row in rows] == ["failed", "ok", "failed", "ok"]
+    assert rows[0]["reason"] == f"{type(failure).__name__}: of ours"
+    assert "tokens" not in rows[0] and kept == ["b", "b"]
+
+
+def test_a_cell_that_could_not_be_kept_had_numbers_beside_its_reason():
+    def keep(*_):
+        raise RuntimeError("no room")
+
+    for row in run_cells(good, keep=keep):
+        assert row["status"] == "failed" and "token_perplexity" not in row and "hits" not in row
+
+
+def test_a_cell_of_losses_that_are_not_finite_is_not_kept():
+    kept = []
+    rows = run_cells(
+        lambda text, slots: (np.full(3, np.nan, np.float32), log_of(text)), keep=lambda *parts: kept.append(parts)
+    )
+    assert {row["status"] for row in rows} == {"failed"} and kept == []
+    assert rows[0]["reason"].startswith("UserError: 3 losses are NaN or infinite")
+
+
+def test_a_bug_is_no_failed_cell():
+    def run(text, slots):
+        raise KeyError("a bug")
+
+    with pytest.raises(KeyError):
+        run_cells(run)
