@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from engine.decision import FETCH, HIT, SUBSTITUTE
 from engine.errors import UserError
@@ -14,6 +15,7 @@ from engine.hook import attach
 from engine.log import DecisionLog
 from engine.policies import Policy, load_policies
 from engine.residency import Demand
+from evals.jobs import expert_bytes, load_model
 from evals.perplexity import TokenizedDocument, losses
 from evals.quality import (
     Routing,
@@ -272,3 +274,20 @@ def test_a_bug_is_no_failed_cell():
 
     with pytest.raises(KeyError):
         run_cells(run)
+
+
+# ---- checkpoints of every family -------------------------------------------------------------------------------------
+def test_a_saved_checkpoint_is_whole_in_every_family(family, tiny_moe, tmp_path):
+    """No weight is taken for missing that transformers makes itself, and none is changed."""
+    model = tiny_moe(family, tie_word_embeddings=family == "qwen3_moe_raw")
+    model.save_pretrained(tmp_path)
+    loaded = load_model(tmp_path, "float32", threads=1)
+    for (name, one), (_, other) in zip(model.named_parameters(), loaded.named_parameters(), strict=True):
+        assert torch.equal(one, other), name
+
+
+def test_golden_bytes_of_experts_in_every_family(family, tiny_moe):
+    """A checkpoint that does not call them experts (granitemoe), or of unusual dtypes, was no rehearsal or crashed."""
+    with attach(tiny_moe(family)) as attachment:
+        biases = 16 * (2 * 32 + 64) if family == "gpt_oss" else 0  # of both projections
+        assert expert_bytes(attachment) == 2 * 4 * (16 * 3 * 64 * 32 + biases)  # layers, bytes of a float32

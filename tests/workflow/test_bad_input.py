@@ -135,6 +135,17 @@ def test_the_lock_of_a_run_that_lives_is_left_alone(scratch):
     assert not (folder / "0.output.lock").exists()
 
 
+def test_a_job_that_is_refused_stops_the_run_with_its_line_and_leaves_nothing(scratch):
+    ended = scratch.snakemake("results/calibration/tiny.json")  # there is no models/tiny
+    assert ended.code == 1
+    (line,) = [line for line in (ended.out + ended.err).splitlines() if line.startswith("error: ")]
+    assert line.startswith("error: models/tiny: ") and "a whole checkpoint in Hugging Face layout" in line
+    assert "Traceback" not in ended.out + ended.err
+    assert [path.name for path in scratch.path("results").iterdir() if path.name != "logs"] == ["texts"]
+    assert scratch.path("results/logs/calibrate_model/tiny.log").read_text(encoding="utf-8").strip() == line
+    scratch.started()
+
+
 # ---- checkpoints: the scripts ----------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory) -> Path:

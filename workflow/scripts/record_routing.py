@@ -7,7 +7,7 @@ import argparse
 
 from engine.errors import main_guard
 from engine.hook import attach
-from evals.jobs import Progress, load_model, load_texts, load_tokenizer, model_hash, provenance
+from evals.jobs import Progress, expert_bytes, load_model, load_texts, load_tokenizer, model_hash, provenance
 from evals.perplexity import context_of
 from evals.quality import record_routing, save_routing
 
@@ -33,7 +33,12 @@ def main() -> None:
             t.id: record_routing(model, attachment, t, context=context, bos=bos, progress=progress.advance)
             for t in texts
         }
-        facts = provenance(model=model_hash(a.model_dir), score_rule=attachment.rule_name, context=context)
+        facts = provenance(
+            model=model_hash(a.model_dir),
+            score_rule=attachment.rule_name,
+            context=context,
+            expert_bytes=expert_bytes(attachment),
+        )
     save_routing(a.out, routings, facts | {f"sha256/{t.id}": t.sha256 for t in texts})
 
 

@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 from engine.errors import error, main_guard
 from engine.files import atomic, sha256, write_json
 from engine.policies import find_policy, load_policies
-from evals.jobs import Progress, expert_bytes, load_model, load_texts, load_tokenizer, model_hash, provenance
+from evals.jobs import Progress, load_model, load_texts, load_tokenizer, model_hash, provenance
 from evals.perplexity import context_of
 from evals.quality import cells, emulate, load_demand, load_routing, recorded_facts, replay_cell
 
@@ -91,7 +91,7 @@ def main() -> None:
         "texts": {t.id: t.sha256 for t in texts},
         "document_tokens": {t.id: list(t.scored) for t in texts},
         "experts": demand.counts.shape[1],
-        "expert_bytes": expert_bytes(a.model_dir),
+        "expert_bytes": int(recorded["expert_bytes"]),
         "losses_sha256": sha256(a.out_losses),
         "cells": rows,
     }
