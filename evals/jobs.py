@@ -27,7 +27,7 @@ def load_resolved(path: str | Path) -> dict:
     try:
         value = json.loads(Path(path).read_text(encoding="utf-8"))
         value["status"], value["id"]
-        if value["status"] == "ok":
+        if value["status"] != "absent":
             value["topic"], value["sha256"], [(d["id"], d["text"]) for d in value["documents"]]
     except (OSError, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError) as exc:
         raise error(f"{path}: {type(exc).__name__} {exc}", "a resolved text", "delete it and run again") from None

@@ -161,10 +161,10 @@ def inputs(tmp_path_factory) -> Path:
     torch.set_num_threads(threads)
 
 
-def calibrate(inputs: Path, model: Path, out: Path, *texts: Path) -> Ended:
+def calibrate(inputs: Path, model: Path, out: Path, *texts: Path, policies: Path = SHEET) -> Ended:
     return run_script(
         "calibrate_model.py", "--model-dir", model, "--texts", *(texts or [inputs / f"{CALIBRATION}.json"]),
-        "--policies", SHEET, "--context", CONTEXT, "--threads", 1,
+        "--policies", policies, "--context", CONTEXT, "--threads", 1,
         "--out-demand", out / "demand.safetensors", "--out", out / "calibration.json",
     )  # fmt: skip
 
@@ -260,6 +260,16 @@ def test_a_quarter_of_the_experts_below_k_stopped_the_calibration(inputs, tmp_pa
     assert calibrate(inputs, tmp_path / "model", tmp_path).code == 0
     found = json.loads((tmp_path / "calibration.json").read_text(encoding="utf-8"))
     assert found["standin_weight"]["slots_count"] == 6
+
+
+def test_a_sheet_without_the_rule_of_the_calibration_stopped_every_policy(inputs, tmp_path):
+    own = tmp_path / "policies.tsv"
+    rows = [line for line in SHEET.read_text(encoding="utf-8").splitlines() if not line.startswith("rule_015\t")]
+    own.write_text("\n".join(rows) + "\n", encoding="utf-8")
+    assert calibrate(inputs, inputs / "tiny", tmp_path, policies=own).code == 0
+    found, whole = (json.loads((f / "calibration.json").read_text(encoding="utf-8")) for f in (tmp_path, inputs))
+    assert found["standin_weight"].pop("sheet") is None and whole["standin_weight"].pop("sheet") == "own"
+    assert found["standin_weight"] == whole["standin_weight"]
 
 
 # ---- texts -----------------------------------------------------------------------------------------------------------

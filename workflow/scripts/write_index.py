@@ -137,7 +137,7 @@ def calibration_lines(paths: list[str]) -> list[str]:
         lines.append(
             f"- {Path(path).stem}: {record['events']:,} events; combine weight of stand-ins under {weight['policy']} "
             f"at {weight['slots_percent']:g} % slots, loss in nats a token: {losses}; better: {weight['better']}; "
-            f"the sheet uses {weight['sheet']}"
+            f"the sheet then used {weight['sheet'] or 'no such policy'}"
         )
     return [*lines, ""] if lines else []
 
