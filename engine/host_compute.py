@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 import math
+import os
 import time
 from collections.abc import Callable
 
@@ -87,7 +88,8 @@ def measure_compute(device: str, threads: int, plan: dict, say) -> tuple[dict, C
             "layers": table(layers, (1,)),
             "experts": table(found, (1, CHOSEN // 2, CHOSEN)),
         }
-    head = {"threads": threads, "experts_implementation": EXPERTS, "slots": SLOTS}
+    waiting = os.environ.get("OMP_WAIT_POLICY", "unset").lower()
+    head = {"threads": threads, "wait_policy": waiting, "experts_implementation": EXPERTS, "slots": SLOTS}
     return head | {"event_s": number(np.concatenate(decisions)), "dtypes": dtypes}, busy
 
 

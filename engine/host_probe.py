@@ -39,6 +39,7 @@ PAGE = 4096
 MEMORY_FILESYSTEMS = ("ramfs", "tmpfs")
 BESIDE_BYTES = 4_194_304  # record that keeps a link busy beside compute
 NOISY_SPREAD, NOISY_SHARE, HOPELESS_SPREAD = 0.5, 0.1, 20.0  # of a full probe: the machine was busy
+SHARED_CORES = 0.25  # a thread may lose so much of its core
 LIMIT_MARGIN = 1.25  # a profile's limit over the best it measured
 SDCARD = {"kind": "disk", "of": "disk", "latency_s": 0.001, "bandwidth_bytes_per_s": 90_000_000}
 
@@ -119,13 +120,11 @@ def _throttles_to_keep(path: Path, mark: str) -> dict:
 def measure(folder: Path, threads: int, quick: bool = False) -> dict:
     """facts, probe, compute and links of a profile. UserError where the disk cannot be measured honestly."""
     plan, start = (QUICK if quick else FULL), time.perf_counter()
-    load = os.getloadavg()[0]
+    others = _others()
 
     def say(line: str) -> None:
         print(f"[{time.perf_counter() - start:5.1f} s] {line}", file=sys.stderr, flush=True)
 
-    if load > 0.5 * psutil.cpu_count():
-        say(f"warning: load average {load:.1f}: something else is running, and what it takes is missing here")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -150,8 +149,10 @@ def measure(folder: Path, threads: int, quick: bool = False) -> dict:
                 links[kind]["slowdown"] = _beside(busy, batch, plan)
     finally:
         torch.set_num_threads(before)
+    busy_cores = rounded(others())
+    say(f"other work took {busy_cores:.2g} of {psutil.cpu_count()} cores")
     if not quick:
-        _check_quiet([compute, links])
+        _check_quiet([compute, links], busy_cores, threads, psutil.cpu_count())
     best = links["disk"]["limit_bytes_per_s"] / LIMIT_MARGIN
     if best > SDCARD["bandwidth_bytes_per_s"]:
         links["sdcard"] = dict(SDCARD)
@@ -163,15 +164,39 @@ def measure(folder: Path, threads: int, quick: bool = False) -> dict:
             "quick": quick,
             "seconds": rounded(seconds),
             "file_bytes": plan["file_bytes"],
-            "load": round(load, 2),
+            "other_cores": busy_cores,
         },
         "compute": {device: compute},
         "links": links,
     }
 
 
-def _check_quiet(parts: object) -> None:
+def _others() -> Callable[[], float]:
+    """Starts to watch; called later, it says how many cores other processes kept busy in the mean since then."""
+
+    def used() -> tuple[float, float]:
+        machine, own = psutil.cpu_times(), psutil.Process().cpu_times()
+        return time.perf_counter(), machine.user + getattr(
+            machine, "nice", 0.0
+        ) + machine.system - own.user - own.system
+
+    start, before = used()
+
+    def mean() -> float:
+        now, after = used()
+        return max(0.0, (after - before) / (now - start))
+
+    return mean
+
+
+def _check_quiet(parts: object, other_cores: float, threads: int, cores: int) -> None:
     """Raise UserError where other work took the processor away: waiting threads then cost a hundredfold."""
+    if threads + other_cores > cores + SHARED_CORES:
+        raise error(
+            f"{threads} threads were measured while other work kept {other_cores:.2g} of {cores} cores busy",
+            "a core for every thread",
+            "stop what else runs, or lower --threads to the cores that are free",
+        )
     found = np.array(list(spreads(parts)))
     noisy = (found > NOISY_SPREAD).mean()
     if noisy > NOISY_SHARE or found.max() > HOPELESS_SPREAD:

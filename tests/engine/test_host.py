@@ -40,7 +40,7 @@ def measured(**fields) -> dict:
         "layers": copy.deepcopy(one),
         "experts": {"counts": [1, 4], "rows": rows((1000, 0.001, 0.0025), (2000, 0.002, 0.005))},
     }
-    cpu = {"threads": 2, "experts_implementation": "grouped_mm", "slots": 64}
+    cpu = {"threads": 2, "wait_policy": "passive", "experts_implementation": "grouped_mm", "slots": 64}
     cpu |= {"event_s": {"value": 1e-4, "spread": 0.1}, "dtypes": {"float32": dtype}}
     disk = {"kind": "disk", "limit_bytes_per_s": 4e6, "counts": [1, 2, 4]}
     disk["rows"] = rows((1000, 0.001, 0.0012, 0.0016), (5000, 0.003, 0.005, 0.009))
@@ -49,7 +49,7 @@ def measured(**fields) -> dict:
         "status": "measured",
         "fingerprint": MARK,
         "facts": {"cpu": "x", "cores": 2, "ram_bytes": 2**34, "gpus": []},
-        "probe": {"quick": False, "seconds": 50.0, "file_bytes": 2**29, "load": 0.1},
+        "probe": {"quick": False, "seconds": 50.0, "file_bytes": 2**29, "other_cores": 0.1},
         "compute": {"cpu": cpu},
         "links": {"disk": disk},
     } | fields
@@ -420,14 +420,19 @@ def test_a_busy_machine_is_refused():
     from engine import host_probe
 
     calm = [measured()["links"], measured()["compute"]]  # sixteen spreads
-    host_probe._check_quiet(calm)
+    host_probe._check_quiet(calm, 0.1, 2, 2)
     calm[0]["disk"]["rows"][0]["spread"] = [0.9, 0.1, 0.1]
-    host_probe._check_quiet(calm)
+    host_probe._check_quiet(calm, 0.1, 2, 2)
     calm[0]["disk"]["rows"][0]["spread"] = [0.9, 0.9, 0.1]
     with pytest.raises(UserError, match=r"% of the measured cells spread .*; .*idle machine; .*--threads"):
-        host_probe._check_quiet(calm)
+        host_probe._check_quiet(calm, 0.1, 2, 2)
     with pytest.raises(UserError, match="idle machine"):
-        host_probe._check_quiet({"value": 1.0, "spread": 1000.0})
+        host_probe._check_quiet({"value": 1.0, "spread": 1000.0}, 0.0, 1, 2)
+    host_probe._check_quiet({"value": 1.0, "spread": 0.1}, 1.2, 1, 2)
+    with pytest.raises(
+        UserError, match=r"2 threads were measured while other work kept 1.2 of 2 cores busy; .*--threads"
+    ):
+        host_probe._check_quiet({"value": 1.0, "spread": 0.1}, 1.2, 2, 2)
 
 
 def test_cells_take_turns_in_changing_order():
