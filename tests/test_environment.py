@@ -40,9 +40,7 @@ def test_every_line_of_the_lock_is_one_exact_pin():
 def test_the_lock_and_the_environment_name_no_registry_and_no_path():
     for name in ("requirements.lock", "environment.yml", "pyproject.toml", "Makefile", ".ci/run"):
         text = (ROOT / name).read_text(encoding="utf-8")
-        assert not re.search(r"--(extra-)?index-url|--find-links|--trusted-host|file://|/(home|work|tmp)/", text), (
-            name
-        )
+        assert not re.search(r"--(extra-)?index-url|--find-links|--trusted-host|file://|/(home|work|tmp)/", text), name
         assert not re.search(r"https?://", text), name
 
 
