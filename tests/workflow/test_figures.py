@@ -332,7 +332,8 @@ def test_a_complete_run_is_published_whole_repeatably_and_only_as_indexed(pictur
         found.append({str(p.relative_to(tmp_path / "published")): sha256(p) for p in files})
     assert found[0] == found[1] and kept.is_file() and not stale.exists()
     assert "quality/reference/rule_015.json" in found[0] and "quality/reference/left_the_sheet.json" not in found[0]
-    assert sum(name.startswith("plots/") for name in found[0]) == 2 * len(FIGURES)
+    plots = {name for name in found[0] if name.startswith("plots/")}
+    assert plots == {f"plots/{figure}.{suffix}" for figure in FIGURES for suffix in ("csv", "png", "svg")}
 
     (tmp_path / "tables" / "local" / "bundles.md").write_text("# Another run\n")
     with pytest.raises(UserError, match=r"bundles\.md is not the file"):

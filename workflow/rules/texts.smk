@@ -7,6 +7,5 @@ rule resolve_text:
         "results/logs/resolve_text/{text}.log",
     params:
         script="workflow/scripts/resolve_text.py",
-        data_dir=os.environ.get("EXPERTMISS_DATA", ""),
     shell:
         "python {params.script} --id {wildcards.text} --out {output} 2>&1 | tee {log}"

@@ -3,7 +3,7 @@
 python workflow/scripts/publish.py                 refuses a run with failed cells or absent texts
 python workflow/scripts/publish.py --partial       takes it all the same
 
-Tables, quality records (one a policy) and pictures replace the published ones, folder by folder; nothing else in
+Tables, quality records (one a policy) and pictures with their data replace the published ones, folder by folder; nothing else in
 results/published is touched. Every file that the index names must still be the one it describes.
 """
 
@@ -30,11 +30,7 @@ def main() -> None:
     names = check_index(a.results / "all", a.partial)
     folders = {
         "tables": {Path(name).name: a.results / name for name in names if name.startswith("tables/local/")},
-        "plots": {
-            Path(name).name: a.results / name
-            for name in names
-            if name.startswith("plots/local/") and not name.endswith(".csv")
-        },
+        "plots": {Path(name).name: a.results / name for name in names if name.startswith("plots/local/")},
         "quality": quality_records(a.results),
     }
     for folder, files in folders.items():
