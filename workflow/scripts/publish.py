@@ -3,8 +3,8 @@
 python workflow/scripts/publish.py                 refuses a run with failed cells or absent texts
 python workflow/scripts/publish.py --partial       takes it all the same
 
-Tables, quality records (one a policy) and pictures with their data replace the published ones, folder by folder; nothing else in
-results/published is touched. Every file that the index names must still be the one it describes.
+Tables, quality records (one a policy) and pictures with their data replace the published ones, folder by folder;
+nothing else in results/published is touched. Every file that the index names must still be the one it describes.
 """
 
 import argparse
