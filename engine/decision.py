@@ -133,6 +133,7 @@ class Log(NamedTuple):
     weights: np.ndarray  # [T, K] float32
     kind: np.ndarray  # [T, K] int8, HIT | FETCH | SUBSTITUTE | DROP
     first: np.ndarray  # [T] int8, position of the first choice
+    g: np.ndarray  # [T, K] float32, normalised gate weights of the chosen
 
 
 # ---- slots ----------------------------------------------------------------------------------------------------------
@@ -394,9 +395,7 @@ def decide_event(slots, experts, row, rule, events, t, log, moves, n, work):
             i += 1
 
     # 1. ranks: by selection score, then lower id; counted without a branch, for a router's own order is no guide
-    total = np.float32(0.0)
     for k in range(K):
-        total += events.weights[t, k]
         e, score = chosen[t, k], chosen_scores[t, k]
         rank = 0
         for o in range(k):
@@ -407,12 +406,16 @@ def decide_event(slots, experts, row, rule, events, t, log, moves, n, work):
     for k in range(K):
         order[work.rank[k]] = k
     log.first[t] = order[0]
+    total = np.float32(0.0)  # by rank: a sum in float32 depends on its order, and ours must not follow the router's
+    for rank in range(K):
+        total += events.weights[t, order[rank]]
 
     # 2. hits
     misses = 0
     for rank in range(K):
         k = order[rank]
         g[rank] = events.weights[t, k] / total
+        log.g[t, k] = g[rank]
         if experts[chosen[t, k]].slot >= 0:
             kind[rank] = HIT
             experts[chosen[t, k]].in_use = step

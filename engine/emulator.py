@@ -104,9 +104,8 @@ class Emulator(PhasedHandler):
             )
             if prefill:
                 continue
-            g = weights[rows] / weights[rows].sum(axis=1, keepdims=True)
             self._logs[call.layer].append(
-                (decided.executed.astype(np.int16), decided.weights, decided.kind, decided.first, g)
+                (decided.executed.astype(np.int16), decided.weights, decided.kind, decided.first, decided.g)
             )
             self._moves[call.layer].append(moves)
             new_index[rows], new_weights[rows] = computable(decided.executed), decided.weights

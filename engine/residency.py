@@ -164,6 +164,7 @@ class Residency:
             weights=np.empty((T, K), np.float32),
             kind=np.empty((T, K), np.int8),
             first=np.empty(T, np.int8),
+            g=np.empty((T, K), np.float32),
         )
         events = Events(chosen, chosen_scores, weights, scores, logits)
         moves, stopped = scan(self.state, row, rule, events, log)

@@ -28,6 +28,11 @@ class RouterTrace:
     chosen_scores: np.ndarray
     experts: int  # E
 
+    @property
+    def g(self) -> np.ndarray:
+        """Normalised gate weights [T, L, K]."""
+        return self.weights / self.weights.sum(axis=-1, keepdims=True)
+
     def demand(self) -> Demand:
         """How often each expert is chosen: counts [L, E]."""
         layers = self.chosen.shape[1]
@@ -79,8 +84,7 @@ def replay(trace: RouterTrace, policy: Policy, *, slots: int, demand: Demand | N
         )
         logs.append(log)
         moves.append([moved])
-    g = trace.weights / trace.weights.sum(axis=-1, keepdims=True)
-    executed, weights, kind, first = (
+    executed, weights, kind, first, g = (
         np.stack([getattr(log, name) for log in logs], axis=1) for name in logs[0]._fields
     )
     return DecisionLog(executed.astype(np.int16), weights, kind, first, g, join_moves(moves))

@@ -20,29 +20,27 @@ from collections.abc import Sequence
 import numpy as np
 
 from engine.log import DecisionLog, count
-from engine.policies import BASELINE, Policy
+from engine.policies import BASELINE, Policy, find_policy
 from engine.residency import Demand, slots_from_percent
-from evals.quality import Text, emulate, record_routing, replay_cell, share_of_events_that_differ
-from evals.stats import Interval, paired_difference, percent_change
+from evals.quality import (
+    Text,
+    emulate,
+    paired_interval,
+    record_routing,
+    replay_cell,
+    router_statistics,
+    share_of_events_that_differ,
+)
+from evals.stats import Interval, percent_change
 
 SLOTS_PERCENT = 25.0
 MISS_RATE = (0.05, 0.40)
 CONTROL_SEED = 0
 
 
-def document_sums(delta: np.ndarray, scored: Sequence[int]) -> list[float]:
-    """Paired losses [tokens] summed by document."""
-    return [float(part.sum(dtype=np.float64)) for part in np.split(delta, np.cumsum(scored)[:-1])]
-
-
 def paired(texts: Sequence[Text], losses: dict[str, np.ndarray], baseline: dict[str, np.ndarray]) -> Interval:
-    """Mean difference a token over all texts, documents resampled within topics. losses: by text id."""
-    sums, tokens, topics = [], [], []
-    for text in texts:
-        sums += document_sums(losses[text.id].astype(np.float64) - baseline[text.id], text.scored)
-        tokens += text.scored
-        topics += [text.topic] * len(text.scored)
-    return paired_difference(sums, tokens, topics)
+    """Mean difference a token over all texts. losses, baseline: [tokens] by text id."""
+    return paired_interval((text.topic, text.clusters, losses[text.id], baseline[text.id]) for text in texts)
 
 
 def gate(model, attachment, policies: dict[str, Policy], texts: Sequence[Text], demand: Demand, **options) -> dict:
@@ -50,10 +48,12 @@ def gate(model, attachment, policies: dict[str, Policy], texts: Sequence[Text], 
 
     options: context, bos, progress of evals.quality.emulate.
     """
-    slots = slots_from_percent(attachment.experts, SLOTS_PERCENT)
+    slots = max(slots_from_percent(attachment.experts, SLOTS_PERCENT), attachment.top_k)
     exact = {text.id: record_routing(model, attachment, text, **options) for text in texts}
     baseline = {name: routing.losses for name, routing in exact.items()}
-    random = dataclasses.replace(policies["substitute_all"], id="random_stand_in", standin="random", seed=CONTROL_SEED)
+    random = dataclasses.replace(
+        find_policy(policies, "substitute_all"), id="random_stand_in", standin="random", seed=CONTROL_SEED
+    )
     losses: dict[str, dict[str, np.ndarray]] = {}
     logs: dict[str, dict[str, DecisionLog]] = {}
     for policy in [*policies.values(), random]:
@@ -78,7 +78,6 @@ def gate(model, attachment, policies: dict[str, Policy], texts: Sequence[Text], 
             "passed": MISS_RATE[0] <= miss_rate <= MISS_RATE[1],
         },
     ]
-    g = np.concatenate([r.trace.weights / r.trace.weights.sum(-1, keepdims=True) for r in exact.values()])  # [T, L, K]
     lossy = [p.id for p in policies.values() if not p.lossless]
     events = sum(log.events for log in logs[BASELINE].values())
     return {
@@ -87,8 +86,7 @@ def gate(model, attachment, policies: dict[str, Policy], texts: Sequence[Text], 
         "slots": slots,
         "events": events,
         "checks": checks,
-        "first_choice_weight_by_layer": g.max(-1).mean(0, dtype=np.float64).round(4).tolist(),
-        "weights_from_0_15_by_layer": (g >= 0.15).sum(-1).mean(0).round(4).tolist(),
+        **router_statistics(exact.values()),
         "loss_percent": {p: dataclasses.asdict(percent_change(paired(texts, losses[p], baseline))) for p in lossy},
         "events_that_differ": {
             f"{one} {other}": sum(

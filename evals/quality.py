@@ -8,7 +8,7 @@ theirs too; the others run in the emulator. A cell that fails keeps its reason a
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,13 +16,16 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from engine.emulator import Emulator
 from engine.errors import UserError, error
 from engine.files import atomic
 from engine.log import DecisionLog, count
 from engine.policies import Policy
 from engine.residency import Demand, slots_from_percent
-from engine.trace import RouterTrace, replay
+from engine.trace import Recorder, RouterTrace, replay
+from evals.corpora import cluster
 from evals.perplexity import TokenizedDocument, losses, perplexities
+from evals.stats import Interval, paired_losses, paired_texts
 
 # what can go wrong in one cell and leave the others sound: bad numbers, bad settings, out of memory
 CELL_FAILURES = (UserError, ArithmeticError, MemoryError, RuntimeError)
@@ -37,6 +40,11 @@ class Text:
     sha256: str
     documents: tuple[TokenizedDocument, ...]
     scored: tuple[int, ...]
+
+    @property
+    def clusters(self) -> list[tuple[str, int]]:
+        """(cluster, scored tokens) of every document, as a record keeps it."""
+        return [(cluster(d.id), n) for d, n in zip(self.documents, self.scored, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -97,8 +105,6 @@ def load_demand(path: str | Path) -> Demand:
 # ---- scoring ---------------------------------------------------------------------------------------------------------
 def record_routing(model, attachment, text: Text, *, context: int, bos: int | None, progress=None) -> Routing:
     """Run the stock model over a text."""
-    from engine.trace import Recorder
-
     recorder = Recorder(attachment)
     loss = losses(model, text.documents, context=context, bos=bos, progress=progress)
     return Routing(recorder.trace(), loss)
@@ -118,8 +124,6 @@ def emulate(
     progress: Callable[[int], None] | None = None,
 ) -> tuple[np.ndarray, DecisionLog]:
     """One lossy cell in the emulator: losses [tokens] and the decision log."""
-    from engine.emulator import Emulator
-
     emulator = Emulator(attachment, policy, slots=slots, demand=demand, delay=delay)
     with emulator.phase("decode"):
         loss = losses(model, text.documents, context=context, bos=bos, progress=progress)
@@ -181,6 +185,26 @@ def measure(policy: Policy, text: Text, loss: np.ndarray, log: DecisionLog, slot
         "lossy_without_effect": not policy.lossless and changed == 0,
         "background_inert": policy.beta is not None and slots == log.kind.shape[2],
     }
+
+
+def router_statistics(routings: Iterable[Routing]) -> dict[str, list[float]]:
+    """By layer, mean over events: the weight of the first choice, and how many weigh at least 0.15."""
+    g = np.concatenate([routing.trace.g for routing in routings])  # [T, L, K]
+    return {
+        "first_choice_weight_by_layer": g.max(-1).mean(0, dtype=np.float64).round(4).tolist(),
+        "weights_from_0_15_by_layer": (g >= 0.15).sum(-1).mean(0).round(4).tolist(),
+    }
+
+
+def paired_interval(parts: Iterable[tuple[str, list[tuple[str, int]], np.ndarray, np.ndarray]], **options) -> Interval:
+    """Mean paired difference a token. parts: (topic, clusters of the text, losses, losses to compare with) of each."""
+    return paired_texts(
+        (
+            (paired_losses(loss, other), np.repeat([name for name, _ in clusters], [n for _, n in clusters]), topic)
+            for topic, clusters, loss, other in parts
+        ),
+        **options,
+    )
 
 
 def share_of_events_that_differ(one: DecisionLog, other: DecisionLog) -> float:

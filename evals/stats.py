@@ -8,8 +8,8 @@ Assumed: documents are independent given their topic, and stand for more documen
 is carried from one document to the next (`stream`) that is an approximation. Where a few documents out of
 some twenty carry nearly all of the difference (log-normal document effects) the interval covers 92, not 95 %.
 
-    frame = documents(segments(paired_losses(loss, baseline_loss), document_ids))
-    interval = paired_difference(frame["delta_sum"], frame["tokens"], topics)  # nats a token
+    delta = paired_losses(loss, baseline_loss)  # of one text
+    interval = paired_texts([(delta, document_ids, topic), ...])  # nats a token
     verdict(percent_change(interval), region_low=0.3, region_high=1.5)
 
 Sources: Efron and Tibshirani (1993), An Introduction to the Bootstrap, ch. 12 (bootstrap-t); Davison and
@@ -20,7 +20,7 @@ Cochran (1977), Sampling Techniques, ch. 6 (ratio estimator); Holm (1979), Scand
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -112,6 +112,17 @@ def segments(position_losses: ArrayLike, document_ids: ArrayLike, length: int = 
 def documents(segment_frame: pd.DataFrame) -> pd.DataFrame:
     """Segments summed to documents: a frame doc, tokens, delta_sum, in the order of the text."""
     return segment_frame.groupby("doc", sort=False)[["tokens", "delta_sum"]].sum().reset_index()
+
+
+def paired_texts(texts: Iterable[tuple[ArrayLike, ArrayLike, str]], **options) -> Interval:
+    """`paired_difference` over whole texts: the way every table goes from losses to an interval.
+
+    texts: (delta [T] of `paired_losses`, document ids [T], topic) of each; topics are the strata, and the documents of
+    two texts are never the same. options: level, replicates, seed.
+    """
+    frames = [documents(segments(delta, ids)).assign(topic=topic) for delta, ids, topic in texts]
+    frame = pd.concat(frames, ignore_index=True)
+    return paired_difference(frame["delta_sum"], frame["tokens"], frame["topic"], **options)
 
 
 def paired_difference(

@@ -93,8 +93,8 @@ class SlowLayer:
         by_rank = sorted(chosen, key=lambda e: (-float(scores[e]), e))
         weight = dict(zip(chosen, weights, strict=True))
         total = np.float32(0)
-        for w in weights:
-            total = np.float32(total + w)
+        for e in by_rank:
+            total = np.float32(total + weight[e])
         g = {e: float(np.float32(weight[e] / total)) for e in chosen}
         # 2
         kind = {e: "hit" if e in self.residents() else "fetch" for e in chosen}

@@ -204,6 +204,25 @@ def test_law_splitting_a_scan_changes_nothing(name, pieces, router_trace):
     assert identical(held_whole.state, held.state)
 
 
+def test_law_normalised_weights_do_not_depend_on_the_routers_order():
+    """A float32 sum depends on its order; ten weights in another order gave another g in many events."""
+    random = np.random.default_rng(5)
+    scores = random.normal(0, 2, (400, 32)).astype(np.float32)
+    chosen = np.argsort(-scores, axis=1)[:, :10]
+    weights = np.exp(np.take_along_axis(scores, chosen, axis=1)).astype(np.float32)
+    weights = random.permuted(weights, axis=1)  # heavier need not rank higher: a correction bias ranks by another score
+    order = random.permuted(np.tile(np.arange(10), (400, 1)), axis=1)
+    there, back = (np.take_along_axis(x, order, axis=1) for x in (chosen, weights))
+    router_order = [np.cumsum(w, axis=1, dtype=np.float32)[:, -1] for w in (weights, back)]
+    assert (router_order[0] != router_order[1]).any()
+    a, b = (
+        residency(POLICIES["fetch_lru"], 32, 10, 16).decide(0, 0, c, w, scores)[0]
+        for c, w in ((chosen, weights), (there, back))
+    )
+    assert (np.take_along_axis(a.g, order, axis=1) == b.g).all()
+    np.testing.assert_allclose(a.g.sum(axis=1), 1, rtol=1e-6)
+
+
 @over_causal
 def test_law_the_order_in_which_a_router_returns_its_choice_does_not_matter(name, router_trace):
     """Weights are in 64ths, so that their sum has the same bits in every order."""

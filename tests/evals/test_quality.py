@@ -25,6 +25,7 @@ from evals.quality import (
     load_demand,
     load_routing,
     measure,
+    paired_interval,
     record_routing,
     recorded_facts,
     replay_cell,
@@ -291,3 +292,25 @@ def test_golden_bytes_of_experts_in_every_family(family, tiny_moe):
     with attach(tiny_moe(family)) as attachment:
         biases = 16 * (2 * 32 + 64) if family == "gpt_oss" else 0  # of both projections
         assert expert_bytes(attachment) == 2 * 4 * (16 * 3 * 64 * 32 + biases)  # layers, bytes of a float32
+
+
+# ---- pairing ---------------------------------------------------------------------------------------------------------
+def test_parts_of_one_article_were_taken_for_independent_documents():
+    random = np.random.default_rng(3)
+    loss = random.normal(size=60).astype(np.float32)
+    names = ("a/0", "a/1", "b/0", "b/1", "c/0", "d/0")
+    documents = tuple(TokenizedDocument(name, tuple(range(10)), 1, 1) for name in names)
+    text = Text("t", "prose", "0", documents, (10,) * 6)
+    assert text.clusters == [("a", 10), ("a", 10), ("b", 10), ("b", 10), ("c", 10), ("d", 10)]
+    found = paired_interval([("prose", text.clusters, loss, np.zeros(60, np.float32))])
+    whole = [("a", 20), ("b", 20), ("c", 10), ("d", 10)]
+    assert found == paired_interval([("prose", whole, loss, np.zeros(60, np.float32))])
+    assert found.documents == 4 and found.tokens == 60
+    assert found.estimate == pytest.approx(float(loss.mean(dtype=np.float64)))
+
+
+def test_documents_of_two_texts_are_never_one_cluster():
+    loss, zero = np.arange(40, dtype=np.float32), np.zeros(20, np.float32)
+    same = [("row0", 10), ("row1", 10)]
+    found = paired_interval([("x", same, loss[:20], zero), ("y", same, loss[20:], zero)])
+    assert found.documents == 4

@@ -446,7 +446,7 @@ def fail(record: dict) -> None:
 
 def test_a_table_without_any_interval_crashed(scored):
     def one_document(record):
-        record["document_tokens"] = {text: [sum(tokens)] for text, tokens in record["document_tokens"].items()}
+        record["clusters"] = {text: [["one", sum(n for _, n in parts)]] for text, parts in record["clusters"].items()}
 
     rewrite_record(scored, "fetch_lfu_decay", one_document)
     table, bundles = tabulated(scored)

@@ -17,6 +17,7 @@ rule calibrate_model:
         model_input,
         ENGINE,
         EVALS,
+        "evals/stats.py",
         script="workflow/scripts/calibrate_model.py",
         texts=expand("results/texts/{text}.json", text=SETTINGS.calibration_texts),
     output:
@@ -64,8 +65,10 @@ rule gate_model:
         ENGINE,
         EVALS,
         "evals/fitness.py",
+        "evals/stats.py",
         script="workflow/scripts/gate_model.py",
         texts=expand("results/texts/{text}.json", text=SETTINGS.calibration_texts),
+        policies=config["policies_sheet"],
         demand="results/calibration/{model}.safetensors",
     output:
         record="results/gate/{model}.json",
@@ -74,11 +77,10 @@ rule gate_model:
         "results/logs/gate_model/{model}.log",
     params:
         model=model_flags,
-        policies=config["policies_sheet"],
         context=SETTINGS.context_tokens,
         threads=SETTINGS.threads,
         documents=DOCUMENTS,
     shell:
         "python {input.script} --model {wildcards.model} {params.model} --texts {input.texts} {params.documents}"
-        " --policies {params.policies:q} --demand {input.demand} --context {params.context}"
+        " --policies {input.policies:q} --demand {input.demand} --context {params.context}"
         " --threads {params.threads} --out {output.record} --out-page {output.page} 2>&1 | tee {log}"

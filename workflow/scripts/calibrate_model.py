@@ -8,8 +8,6 @@ whether the sheet uses it.
 import argparse
 import dataclasses
 
-import numpy as np
-
 from engine.errors import main_guard
 from engine.files import write_json
 from engine.hook import attach
@@ -17,8 +15,7 @@ from engine.policies import COLUMNS, load_policies, parse_row
 from engine.residency import Demand, slots_from_percent
 from evals.jobs import Progress, load_model, load_texts, load_tokenizer, model_hash, provenance
 from evals.perplexity import context_of
-from evals.quality import emulate, record_routing, save_demand
-from evals.stats import paired_difference
+from evals.quality import emulate, paired_interval, record_routing, router_statistics, save_demand
 
 ABLATED = "rule_015"
 # the row that the weights are compared under, whatever stands in the sheet: a sheet need not have it
@@ -56,25 +53,18 @@ def main() -> None:
         compared = {}
         for weight in ("own", "missing"):
             policy = dataclasses.replace(rule, standin_weight=weight)
-            delta, sizes, topics = [], [], []
+            scored = []
             for t in texts:
                 loss, _ = emulate(model, attachment, policy, t, slots=slots, demand=demand, delay=1, **options)
-                ends = np.cumsum(t.scored)[:-1]
-                delta += [part.sum(dtype=np.float64) for part in np.split(loss - exact[t.id].losses, ends)]
-                sizes += t.scored
-                topics += [t.topic] * len(t.scored)
-            compared[weight] = dataclasses.asdict(paired_difference(delta, sizes, topics))
+                scored.append((t.topic, t.clusters, loss, exact[t.id].losses))
+            compared[weight] = dataclasses.asdict(paired_interval(scored))
         facts = provenance(model=model_hash(a.model_dir), score_rule=attachment.rule_name, context=options["context"])
     better = min(compared, key=lambda weight: compared[weight]["estimate"])
-    g = np.concatenate([r.trace.weights / r.trace.weights.sum(-1, keepdims=True) for r in exact.values()])  # [T, L, K]
     record = {
         "provenance": facts,
         "texts": {t.id: t.sha256 for t in texts},
         "events": demand.events,
-        "router": {
-            "mean_first_choice_weight": g.max(-1).mean(0, dtype=np.float64).round(4).tolist(),
-            "mean_number_of_weights_from_0_15": (g >= 0.15).sum(-1).mean(0).round(4).tolist(),
-        },
+        "router": router_statistics(exact.values()),
         "standin_weight": {
             "policy": ABLATED,
             "slots_percent": a.slots_percent,

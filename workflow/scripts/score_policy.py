@@ -89,7 +89,7 @@ def main() -> None:
         "completion": f"delay({a.delay})" if a.delay > 1 else "next_step",
         "provenance": provenance(model=model, score_rule=score_rule, context=context, threads=a.threads, dtype=a.dtype),
         "texts": {t.id: t.sha256 for t in texts},
-        "document_tokens": {t.id: list(t.scored) for t in texts},
+        "clusters": {t.id: t.clusters for t in texts},  # of every document: its cluster and scored tokens
         "experts": demand.counts.shape[1],
         "expert_bytes": int(recorded["expert_bytes"]),
         "losses_sha256": sha256(a.out_losses),

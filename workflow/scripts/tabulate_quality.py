@@ -19,8 +19,8 @@ from engine.log import load_log
 from engine.policies import BASELINE
 from evals.jobs import Progress
 from evals.perplexity import perplexity
-from evals.quality import share_of_events_that_differ
-from evals.stats import holm, paired_difference, paired_losses, percent_change
+from evals.quality import paired_interval, share_of_events_that_differ
+from evals.stats import holm, percent_change
 
 REHEARSAL_BYTES = 1 << 30  # a model whose experts weigh less than this in all is a small embedded one
 COUNTS = [
@@ -83,7 +83,7 @@ def model_rows(own: dict[str, tuple[dict, Path]], options: dict, progress: Progr
         policy: load_file(root / "losses" / record["model"] / f"{policy}.safetensors")
         for policy, (record, root) in own.items()
     }
-    sizes = document_sizes(own[BASELINE][0])
+    clusters = own[BASELINE][0]["clusters"]
     rows: list[dict] = []
     for policy, (record, _) in own.items():
         ok_by_slots: dict[str, list[dict]] = {}
@@ -91,14 +91,14 @@ def model_rows(own: dict[str, tuple[dict, Path]], options: dict, progress: Progr
             # a table says what was found, the same in every run; how long it took stands in the record
             row = identity(record) | {key: value for key, value in cell.items() if key != "wall_s"}
             if cell["status"] == "ok":
-                row |= paired(cell["slots"], [cell], policy, losses, sizes, options)
+                row |= paired(cell["slots"], [cell], policy, losses, clusters, options)
                 ok_by_slots.setdefault(cell["slots"], []).append(cell)
             rows.append(row)
             progress.advance()
         texts = {cell["text"] for cell in record["cells"]}
         for slots, cells in ok_by_slots.items():
             if len(cells) == len(texts):
-                rows.append(identity(record) | pool(cells) | paired(slots, cells, policy, losses, sizes, options))
+                rows.append(identity(record) | pool(cells) | paired(slots, cells, policy, losses, clusters, options))
     correct_for_number(rows)
     return rows
 
@@ -117,28 +117,18 @@ def identity(record: dict) -> dict:
     }
 
 
-def document_sizes(record: dict) -> dict[str, list[int]]:
-    """Scored tokens of every document, by text."""
-    return record["document_tokens"]
-
-
-def paired(slots: str, cells: list[dict], policy: str, losses: dict, sizes: dict, options: dict) -> dict:
-    """Paired difference against the baseline over the cells' texts, documents resampled within topics."""
-    delta, tokens, topics, total = [], [], [], 0.0
+def paired(slots: str, cells: list[dict], policy: str, losses: dict, clusters: dict, options: dict) -> dict:
+    """Paired difference against the baseline over the cells' texts, clusters of documents resampled within topics."""
+    parts = []
     for cell in cells:
         key = f"{slots}/{cell['text']}"
         if key not in losses[BASELINE]:
             return {"reason": f"the baseline has no losses for {key}"}
-        difference = paired_losses(losses[policy][key], losses[BASELINE][key])
-        ends = np.cumsum(sizes[cell["text"]])[:-1]
-        delta += [part.sum() for part in np.split(difference, ends)]
-        tokens += sizes[cell["text"]]
-        topics += [cell["topic"]] * len(sizes[cell["text"]])
-        total += float(losses[policy][key].sum(dtype=np.float64))
-    interval = paired_difference(delta, tokens, topics, **options)
+        parts.append((cell["topic"], clusters[cell["text"]], losses[policy][key], losses[BASELINE][key]))
+    interval = paired_interval(parts, **options)
     percent = percent_change(interval)
     return {
-        "nll_per_token": total / sum(tokens),
+        "nll_per_token": float(np.concatenate([loss for _, _, loss, _ in parts]).mean(dtype=np.float64)),
         "delta_nll": interval.estimate,
         "delta_nll_low": interval.low,
         "delta_nll_high": interval.high,
