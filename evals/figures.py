@@ -1,9 +1,10 @@
 """What the figures share: the table they are drawn from, their colours and captions, and how a picture is saved.
 
-Colour is the miss rule, marker shape the instrument (filled measured, open modelled), line pattern tells policies of
-one miss rule apart and `--` alone is a clairvoyant one. A figure is a script `workflow/scripts/plot_<stem>.py` with a
-function `draw(table) -> (figure, points)`; `figure_main(draw, __doc__)` is its command line. The same table gives the
-same bytes: no dates, a fixed hash salt. Assumed: the rows stand in the order of the sheet of policies.
+Colour is the miss rule, marker shape the instrument (filled measured, open modelled), line pattern and shade tell
+policies of one miss rule apart and `--` alone is a clairvoyant one. A figure is a script
+`workflow/scripts/plot_<stem>.py` with a function `draw(table) -> (figure, points)`; `figure_main(draw, __doc__)` is its
+command line. The same table gives the same bytes: no dates, a fixed hash salt. Assumed: the rows stand in the order of
+the sheet of policies.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
@@ -45,6 +47,7 @@ COLOURS = {
 }
 MARKERS = {"emulator": "o", "engine": "D", "simulator": "s"}
 PATTERNS = ("-", ":", "-.", (0, (6, 1, 1, 1, 1, 1)), (0, (9, 2)), (0, (1, 3)), (0, (3, 1, 3, 1, 1, 1)))
+SHADES = (0.0, 0.32, -0.5, 0.5, -0.3, 0.2, -0.7)  # towards white or black, dealt with the patterns
 CLAIRVOYANT = "--"
 POOLED = "all"  # text of the rows over all texts
 LOSS_LABEL = f"change of token perplexity against {BASELINE} (%)"
@@ -219,14 +222,26 @@ class Look:
 
 
 def looks(table: pd.DataFrame) -> dict[str, Look]:
-    """The look of every policy of the table, in its order; patterns are dealt within each miss rule."""
+    """The look of every policy of the table, in its order; patterns and shades are dealt within each miss rule."""
     result, dealt = {}, dict.fromkeys(COLOURS, 0)
     for row in table.drop_duplicates("policy").to_dict("records"):
         rule = row["miss_rule"]
-        pattern = CLAIRVOYANT if row["eviction"] == "belady" else PATTERNS[dealt[rule] % len(PATTERNS)]
-        dealt[rule] += row["eviction"] != "belady"
-        result[row["policy"]] = Look(COLOURS[rule], MARKERS[row["instrument"]], pattern)
+        if row["eviction"] == "belady":
+            colour, pattern = COLOURS[rule], CLAIRVOYANT
+        else:
+            colour, pattern = (
+                shade(COLOURS[rule], SHADES[dealt[rule] % len(SHADES)]),
+                PATTERNS[dealt[rule] % len(PATTERNS)],
+            )
+            dealt[rule] += 1
+        result[row["policy"]] = Look(colour, MARKERS[row["instrument"]], pattern)
     return result
+
+
+def shade(colour: str, towards: float) -> str:
+    """A colour mixed with white (up to 1) or with black (down to -1)."""
+    parts = np.array(to_rgb(colour))
+    return to_hex(parts + towards * (1 - parts) if towards >= 0 else parts * (1 + towards))
 
 
 def rule_handles(table: pd.DataFrame) -> list[Line2D]:

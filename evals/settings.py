@@ -10,7 +10,7 @@ import csv
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,7 @@ import yaml
 
 from engine.errors import error, nearest
 from engine.policies import BASELINE, ID, Policy, load_policies
+from engine.residency import slots_from_percent
 from evals.corpora import available, row_of, table
 
 SCHEMA = Path(__file__).parent.parent / "workflow" / "schemas" / "config.schema.json"
@@ -66,36 +67,47 @@ def load(path: str | Path) -> Settings:
     return check(config, str(path))
 
 
-def check(config: object, where: str = "config/config.yaml") -> Settings:
-    """Validate a parsed configuration and everything it names. UserError names file, key and value."""
+def check(config: object, where: str | Mapping[str, str] = "config/config.yaml") -> Settings:
+    """Validate a parsed configuration and everything it names. UserError names file, key and value.
+
+    where: the file, or the file of every top-level key where several were laid over each other.
+    """
+    where = _Origin(where)
     _check_schema(config, where)
     policies = load_policies(config["policies_sheet"])
     if config["policies"] != "all":
         for name in config["policies"]:
             if name not in policies:
                 raise error(
-                    f"{where}: policies names '{name}'", f"ids of {config['policies_sheet']}", nearest(name, policies)
+                    f"{where['policies']}: policies names '{name}'",
+                    f"ids of {config['policies_sheet']}",
+                    nearest(name, policies),
                 )
         policies = {name: policies[name] for name in config["policies"]}
     if BASELINE not in policies:
         raise error(
-            f"{where}: policies without {BASELINE}", "the baseline among them", "add it: losses are paired with it"
+            f"{where['policies']}: policies without {BASELINE}",
+            "the baseline among them",
+            "add it: losses are paired with it",
         )
     sheet = load_models(config["models_sheet"])
     for name in config["models"]:
         if name not in sheet:
-            raise error(f"{where}: models names '{name}'", f"ids of {config['models_sheet']}", nearest(name, sheet))
+            raise error(
+                f"{where['models']}: models names '{name}'", f"ids of {config['models_sheet']}", nearest(name, sheet)
+            )
+        _check_slots(config["slots"], sheet[name], where["slots"])
     for role in ("calibration", "test"):
         for text in config["texts"][role]:
             if text not in table():
                 raise error(
-                    f"{where}: texts.{role} names '{text}'",
+                    f"{where['texts']}: texts.{role} names '{text}'",
                     f"ids of evals/corpora.toml of role {role}",
                     nearest(text, available(role=role)),
                 )
             if row_of(text)["role"] != role:
                 raise error(
-                    f"{where}: texts.{role} names '{text}', whose role is {row_of(text)['role']}",
+                    f"{where['texts']}: texts.{role} names '{text}', whose role is {row_of(text)['role']}",
                     f"texts of role {role}",
                     "no text is both calibrated and tested on",
                 )
@@ -154,6 +166,29 @@ def load_models(path: str | Path) -> dict[str, Model]:
     return models
 
 
+# what families call E and K in config.json
+EXPERTS_KEYS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
+TOP_K_KEYS = ("num_experts_per_tok", "top_k_experts", "moe_k", "moe_top_k")
+
+
+def _check_slots(slots: Mapping[str, float], model: Model, where: str) -> None:
+    """Refuse S < K before the first job, where the model's config.json is at hand; else its cells fail, one by one."""
+    try:
+        config = json.loads((Path(model.source) / "config.json").read_text(encoding="utf-8"))
+        experts = next(config[key] for key in EXPERTS_KEYS if key in config)
+        top_k = next(config[key] for key in TOP_K_KEYS if key in config)
+    except (OSError, ValueError, TypeError, StopIteration):
+        return  # a hub id, a broken file (loading it says so) or another family
+    for name, percent in slots.items():
+        count = slots_from_percent(experts, percent)
+        if count < top_k:
+            raise error(
+                f"{where}: slots.{name} is {percent:g} %, {count} of the {experts} experts of model {model.id}",
+                f"at least K = {top_k} ({math.ceil(1000 * top_k / experts) / 10:g} %): one event must fit",
+                "raise it",
+            )
+
+
 # ---- the schema, in words -------------------------------------------------------------------------------------------
 # jsonschema's messages say what was found; ours say what was expected, by the keyword that failed
 EXPECTED = {
@@ -173,7 +208,18 @@ EXPECTED = {
 }
 
 
-def _check_schema(config: object, where: str) -> None:
+class _Origin(dict):
+    """The file that a top-level key comes from."""
+
+    def __init__(self, where: str | Mapping[str, str]) -> None:
+        super().__init__({} if isinstance(where, str) else where)
+        self.all = where if isinstance(where, str) else " + ".join(dict.fromkeys(where.values()))
+
+    def __missing__(self, key: str) -> str:
+        return self.all
+
+
+def _check_schema(config: object, where: _Origin) -> None:
     """UserError on the first thing wrong; unknown keys first, as the likeliest reason that another is missing."""
     schema = json.loads(SCHEMA.read_text(encoding="utf-8"))
     errors = list(jsonschema.Draft202012Validator(schema).iter_errors(config))
@@ -181,20 +227,29 @@ def _check_schema(config: object, where: str) -> None:
         if wrong.validator == "additionalProperties":
             known = wrong.schema["properties"]
             extra = next(key for key in wrong.instance if key not in known)
-            raise error(f"{where}: {_key(wrong)} has a key '{extra}'", "a known key", nearest(extra, known))
+            origin = where[_top(wrong, extra)]
+            raise error(f"{origin}: {_key(wrong)} has a key '{extra}'", "a known key", nearest(extra, known))
     wrong = jsonschema.exceptions.best_match(errors)
     if wrong is not None:
         if wrong.validator == "required":
             missing = next(key for key in wrong.validator_value if key not in wrong.instance)
-            raise error(f"{where}: {_key(wrong)} has no key '{missing}'", "all keys of config/README.md", "add it")
+            origin = where[_top(wrong, missing)]
+            raise error(f"{origin}: {_key(wrong)} has no key '{missing}'", "all keys of config/README.md", "add it")
         expected = EXPECTED.get(wrong.validator, lambda _: wrong.message)(wrong.validator_value)
         hint = "see config/README.md"
         if isinstance(wrong.instance, bool):
             hint = "YAML reads yes, no, on and off as booleans: put the word in quotes"
-        raise error(f"{where}: {_key(wrong)} is {_shown(wrong.instance)}", expected, hint)
+        raise error(f"{where[_top(wrong)]}: {_key(wrong)} is {_shown(wrong.instance)}", expected, hint)
     for path, value in _numbers(config):
         if not math.isfinite(value):  # NaN passes every limit of a schema
-            raise error(f"{where}: {path} is {value}", "a finite number", "see config/README.md")
+            raise error(
+                f"{where[path.partition('.')[0]]}: {path} is {value}", "a finite number", "see config/README.md"
+            )
+
+
+def _top(wrong: jsonschema.ValidationError, key: str = "") -> str:
+    """The top-level key that is wrong; `key` where the file as a whole has or lacks it."""
+    return str(wrong.absolute_path[0]) if wrong.absolute_path else key
 
 
 def _key(wrong: jsonschema.ValidationError) -> str:

@@ -198,3 +198,13 @@ def test_golden_a_row_of_models(tmp_path):
     assert found["b"].revision is None and not found["b"].packed
     (tmp_path / settings.PACKED).touch()
     assert found["b"].packed
+
+
+def test_fewer_slots_than_k_are_refused_before_the_first_job(configuration, tmp_path):
+    config = '{"num_experts": 64, "num_experts_per_tok": 8}'
+    (tmp_path / "config.json").write_text(config, encoding="utf-8")
+    (tmp_path / "models.tsv").write_text(f"id\tsource\trevision\tdtype\nm\t{tmp_path}\t-\tfloat32\n", encoding="utf-8")
+    configuration |= {"models": ["m"], "models_sheet": str(tmp_path / "models.tsv"), "slots": {"s12": 12.5}}
+    assert check(configuration).slots == {"s12": 12.5}  # 8 of 64: one event just fits
+    configuration["slots"] = {"s12": 12.4}
+    assert "slots.s12 is 12.4 %, 7 of the 64 experts of model m; expected at least K = 8" in message(configuration)

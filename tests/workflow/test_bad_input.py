@@ -112,6 +112,14 @@ def test_slot_budgets_of_a_second_configuration_were_added_to_the_first(scratch)
     assert commands and all("--slots s33=33.333333 --demand" in line for line in commands)
 
 
+def test_an_error_of_an_overlay_named_every_file_of_the_run(scratch):
+    scratch.path("config/third.yaml").write_text("slots: {s101: 101}\n", encoding="utf-8")
+    ended = scratch.snakemake("results/all", "--configfile", "config/third.yaml")
+    assert ended.message.startswith("error: config/third.yaml: slots.s101 is 101; ")
+    ended = scratch.snakemake("results/all", "--config", "delay_tokens=0")
+    assert ended.message.startswith("error: --config: delay_tokens is 0; ")
+
+
 def test_a_path_with_a_space_or_a_quote_is_quoted(scratch):
     models = scratch.path("config/odd.tsv")
     models.write_text("id\tsource\trevision\tdtype\ntiny\tmodels/it's a model\t-\tfloat32\n", encoding="utf-8")

@@ -290,13 +290,14 @@ def finished_run(root: Path, table: pd.DataFrame, pictures: Path, absent: bool =
     return [str(flag) for flag in flags]
 
 
-def test_index_of_a_partial_run_names_files_numbers_gaps_and_the_retry(pictures, tmp_path, monkeypatch):
+def test_index_of_a_partial_run_names_files_numbers_gaps_and_the_retry(pictures, tmp_path, monkeypatch, capfd):
     flags = finished_run(tmp_path, synthetic_table(), pictures, absent=True)
     run(SCRIPTS / "write_index.py", "--title", "Results", *flags, "--out", tmp_path / "all", monkeypatch=monkeypatch)
     index = (tmp_path / "all").read_text()
     for path in [*pictures.iterdir(), tmp_path / "tables" / "local" / "quality.csv"]:
         assert f"{path.name}) | {sha256(path)} |" in index
     assert "Status: partial (cells without a result: 1, texts absent: 1)" in index
+    assert "Status: partial (cells without a result: 1, texts absent: 1); the reasons" in capfd.readouterr().err
     assert "- reference, first_choice, s12, code_test: failed, RuntimeError: 3 losses are NaN" in index
     assert "`make retry`" in index and "bible_test (test, scripture): absent, its wheel is not there" in index
     assert "reference (rehearsal: a small embedded model)" in index

@@ -169,10 +169,11 @@ class Ended:
     def message(self) -> str:
         """The one line of an error that the user can mend: exit code 2, no traceback, nothing else.
 
-        Snakemake itself tells on a line of its own which profile it took.
+        Snakemake itself tells on lines of its own which profile it took and that a configuration was laid over another.
         """
         assert self.code == 2, (self.code, self.out, self.err)
-        lines = [line for line in self.err.strip().splitlines() if not line.startswith("Using workflow specific")]
+        own = ("Using workflow specific", "Config file config/config.yaml is extended")
+        lines = [line for line in self.err.strip().splitlines() if not line.startswith(own)]
         assert len(lines) == 1 and lines[0].startswith("error: "), self.err
         assert lines[0].count("; expected ") == 1 and lines[0].split("; expected ")[1].count("; ") >= 1, lines[0]
         return lines[0]

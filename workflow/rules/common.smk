@@ -8,6 +8,8 @@ import shutil
 import sys
 from pathlib import Path
 
+import yaml
+
 from engine.errors import UserError
 from evals.settings import check
 
@@ -36,10 +38,18 @@ overlay = workflow.config_settings.overwrite_config
 if isinstance(overlay.get("slots"), dict):
     config["slots"] = overlay["slots"]
 
+
+def origins():
+    """The file that each top-level key was taken from: later ones are laid over the first, --config over them all."""
+    keys = {}
+    for path in [*workflow.configfiles, *workflow.config_settings.configfiles]:
+        with open(path, encoding="utf-8") as file:
+            keys |= dict.fromkeys(yaml.safe_load(file) or {}, os.path.relpath(path))
+    return keys | dict.fromkeys(workflow.config_settings.config, "--config")
+
+
 try:
-    SETTINGS = check(
-        config, " + ".join(os.path.relpath(path) for path in workflow.configfiles)
-    )
+    SETTINGS = check(config, origins())
 except UserError as exc:
     print(f"error: {' '.join(str(exc).split())}", file=sys.stderr)
     # Snakemake would wrap the line in its own traceback; no job has started yet

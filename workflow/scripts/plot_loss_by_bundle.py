@@ -1,7 +1,7 @@
 """Loss of every bundle with its interval, by topic and over all texts: which difference is there, which could be seen?
 
 Rows are the policies in the order of the sheet, grouped by slots; columns are the texts and, last, all of them
-together with the numbers written out. The grey bar reaches to the smallest effect that could have been detected.
+together with the numbers written out. A grey tick stands at the smallest loss that could have been detected.
 
 python workflow/scripts/plot_loss_by_bundle.py --table results/tables/local/quality.csv --out-prefix loss_by_bundle
 """
@@ -27,8 +27,8 @@ from evals.figures import (
 COLUMNS = ["model", "slots", "slots_percent", "policy", "miss_rule", "instrument", "text", "topic", *LOSS]
 COLUMNS += ["lossless", "lossy_without_effect", "background_inert", "documents", "tokens", "rehearsal"]
 NOTE = (
-    "Grey: effects too small to be detected, of either sign. exact: the model's own experts always run, so the loss is "
-    "zero by construction. A cross marks a lossy policy without effect, which is not the same."
+    "Grey tick: the smallest loss that could have been detected. exact: the model's own experts always run, so the "
+    "loss is zero by construction. A cross marks a lossy policy without effect, which is not the same."
 )
 
 
@@ -67,7 +67,7 @@ def draw_panel(ax, cells: list[pd.Series | None], looks_: list[Look], written: b
         else:
             reach = row["detectable_percent"]
             if pd.notna(reach):
-                ax.barh(place, 2 * reach, left=-reach, height=0.7, color="#d5d5d5", zorder=1)
+                ax.plot(reach, place, marker="|", color="#999999", markersize=9, markeredgewidth=1.4, zorder=2)
             one = row.to_frame().T[list(LOSS)].astype(float)
             bars = {"xerr": errors(one), "capsize": 2.5, "elinewidth": 0.9, "zorder": 3}
             ax.errorbar(one["delta_percent"], [place], **bars, **look.point, markersize=4.5)

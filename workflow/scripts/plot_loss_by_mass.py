@@ -34,7 +34,7 @@ BASE = Look("#000000", "o", "-")
 
 def marker_area(slots_percent: pd.Series) -> pd.Series:
     """Square points: proportional to the slots, within what the eye can tell."""
-    return 10 + 0.8 * slots_percent
+    return 5 + 0.4 * slots_percent
 
 
 def draw(table: pd.DataFrame):
@@ -62,7 +62,7 @@ def draw(table: pd.DataFrame):
             points = rows.dropna(subset=["delta_percent", "substituted_mass"])
             x, y, look = points["substituted_mass"], points["delta_percent"], style[policy]
             ax.plot(rows["substituted_mass"], rows["delta_percent"], **look.line)  # broken where a result is missing
-            ax.errorbar(x, y, errors(points), color=look.colour, fmt="none", capsize=2, elinewidth=0.9)
+            ax.errorbar(x, y, errors(points), color=look.colour, fmt="none", capsize=3, elinewidth=0.9)
             for flagged, part in points.groupby("lossy_without_effect"):
                 ax.scatter(
                     part["substituted_mass"],

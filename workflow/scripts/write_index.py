@@ -12,6 +12,7 @@ import argparse
 import ast
 import json
 import os
+import sys
 from pathlib import Path
 
 import pandas as pd
@@ -47,6 +48,8 @@ def main() -> None:
         lines += ["", *headline(table), *text_lines(texts, table), *calibration_lines(a.calibrations)]
     lines += [*([] if a.texts else [""]), *lost_lines(lost), *file_lines(a.files, Path(a.out).parent)]
     write_text(a.out, "\n".join(lines) + "\n")
+    if len(lost) or absent:
+        print(f"{a.out}: {lines[2]}; the reasons stand there, `{RETRY}` runs them again", file=sys.stderr)
 
 
 def read_json(path: str | Path, *keys: str) -> dict:
