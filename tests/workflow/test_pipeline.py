@@ -136,6 +136,8 @@ def test_every_promised_file_is_there(story):
         "all",
         "calibration/tiny.json",
         "calibration/tiny.safetensors",
+        "gate/tiny.json",
+        "gate/tiny.md",
         "routing/tiny.safetensors",
         *(f"texts/{text}.json" for text in (CALIBRATION, *TEST, ABSENT)),
         *(f"tables/local/{name}" for name in TABLES),

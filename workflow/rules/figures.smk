@@ -56,7 +56,8 @@ rule index_results:
             "results/tables/local/bundles.md",
         ],
         pictures=expand(PICTURES, run="local"),
-        calibrations=expand("results/calibration/{model}.json", model=MODELS),
+        gates=expand("results/gate/{model}.json", model=MODELS),
+        pages=expand("results/gate/{model}.md", model=MODELS),
         texts=expand("results/texts/{text}.json", text=TEXTS),
     output:
         "results/all",
@@ -64,5 +65,5 @@ rule index_results:
         "results/logs/index_results.log",
     shell:
         "python {input.script} --title Results --table {input.table}"
-        " --files {input.table} {input.tables} {input.pictures}"
-        " --calibrations {input.calibrations} --texts {input.texts} --out {output} 2>&1 | tee {log}"
+        " --files {input.table} {input.tables} {input.pages} {input.pictures}"
+        " --gates {input.gates} --texts {input.texts} --out {output} 2>&1 | tee {log}"

@@ -17,7 +17,6 @@ rule calibrate_model:
         model_input,
         ENGINE,
         EVALS,
-        "evals/stats.py",
         script="workflow/scripts/calibrate_model.py",
         texts=expand("results/texts/{text}.json", text=SETTINGS.calibration_texts),
     output:
@@ -27,12 +26,11 @@ rule calibrate_model:
         "results/logs/calibrate_model/{model}.log",
     params:
         model=model_flags,
-        policies=config["policies_sheet"],
         context=SETTINGS.context_tokens,
         threads=SETTINGS.threads,
         documents=DOCUMENTS,
     shell:
-        "python {input.script} {params.model} --texts {input.texts} {params.documents} --policies {params.policies:q}"
+        "python {input.script} {params.model} --texts {input.texts} {params.documents}"
         " --context {params.context} --threads {params.threads}"
         " --out-demand {output.demand} --out {output.record} 2>&1 | tee {log}"
 

@@ -25,7 +25,7 @@ def page(model: str, record: dict) -> str:
         "|---|---|---|---|",
     ]
     for check in record["checks"]:
-        found = f"{check['value']:.4g}"
+        found = "-" if check["value"] is None else f"{check['value']:.4g}"
         if check.get("low") is not None:
             found += f" ({check['low']:.4g} to {check['high']:.4g})"
         lines.append(f"| {check['name']} | {found} | {check['wanted']} | {'yes' if check['passed'] else 'no'} |")
@@ -37,11 +37,26 @@ def page(model: str, record: dict) -> str:
         "| policy | loss, % perplexity | interval |",
         "|---|---|---|",
     ]
-    for policy, loss in record["loss_percent"].items():
-        lines.append(f"| {policy} | {loss['estimate']:+.2f} | {loss['low']:+.2f} to {loss['high']:+.2f} |")
+    lines += [f"| {policy} | {in_words(loss)} |" for policy, loss in record["loss_percent"].items()]
+    if weight := record["standin_weight"]:
+        lines += [
+            "",
+            f"Combine weight of stand-ins under {weight['policy']}; better: {weight['better']}; the sheet uses "
+            f"{weight['sheet']}.",
+            "",
+            "| weight | loss, % perplexity | interval |",
+            "|---|---|---|",
+            *(f"| {name} | {in_words(loss)} |" for name, loss in weight["loss_percent"].items()),
+        ]
     lines += ["", "| two bundles | share of events in which they differ |", "|---|---|"]
     lines += [f"| {pair} | {share:.4f} |" for pair, share in record["events_that_differ"].items()]
     return "\n".join(lines) + "\n"
+
+
+def in_words(loss: dict) -> str:
+    """Estimate and interval, two cells of a row."""
+    interval = "none" if loss["low"] is None else f"{loss['low']:+.2f} to {loss['high']:+.2f}"
+    return f"{loss['estimate']:+.2f} | {interval}"
 
 
 def main() -> None:
@@ -63,7 +78,7 @@ def main() -> None:
     texts = load_texts(a.texts, tokenizer, bos, a.documents)
     policies = load_policies(a.policies)
     model = load_model(a.model_dir, a.dtype, a.threads, a.revision)
-    passes = 2 + sum(not policy.lossless for policy in policies.values())
+    passes = 3 + sum(not policy.lossless for policy in policies.values())
     progress = Progress(f"gate {a.model}", passes * sum(sum(t.scored) for t in texts))
     with attach(model) as attachment:
         context = context_of(model, a.context)

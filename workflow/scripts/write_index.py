@@ -2,7 +2,7 @@
 
 python workflow/scripts/write_index.py --title Figures --table results/published/tables/quality.csv \
     --files results/plots/published/*.* --out results/figures
-python workflow/scripts/write_index.py --title Results --table ... --files ... --calibrations ... --texts ... --out ...
+python workflow/scripts/write_index.py --title Results --table ... --files ... --gates ... --texts ... --out ...
 
 Paths are relative to the index. Without --texts only the files and the cells without a result are listed. The line
 `Status:` says `complete` or `partial`; publish.py reads it.
@@ -35,7 +35,7 @@ def main() -> None:
     parser.add_argument("--title", required=True)
     parser.add_argument("--table", required=True, help="quality.csv")
     parser.add_argument("--files", nargs="+", required=True, help="pictures and tables to list")
-    parser.add_argument("--calibrations", nargs="*", default=[], help="results/calibration/<model>.json")
+    parser.add_argument("--gates", nargs="*", default=[], help="results/gate/<model>.json")
     parser.add_argument("--texts", nargs="*", default=[], help="results/texts/<text>.json")
     parser.add_argument("--out", required=True)
     a = parser.parse_args()
@@ -45,7 +45,7 @@ def main() -> None:
     lines = [f"# {a.title}", "", status_line(lost, absent), ""]
     lines += [f"Model: {model_title(table, model)}" for model in table["model"].unique()]
     if a.texts:
-        lines += ["", *headline(table), *text_lines(texts, table), *calibration_lines(a.calibrations)]
+        lines += ["", *headline(table), *text_lines(texts, table), *gate_lines(a.gates)]
     lines += [*([] if a.texts else [""]), *lost_lines(lost), *file_lines(a.files, Path(a.out).parent)]
     write_text(a.out, "\n".join(lines) + "\n")
     if len(lost) or absent:
@@ -131,17 +131,13 @@ def text_lines(texts: list[dict], table: pd.DataFrame) -> list[str]:
     return [*lines, ""]
 
 
-def calibration_lines(paths: list[str]) -> list[str]:
-    lines = ["## Calibration", ""] if paths else []
+def gate_lines(paths: list[str]) -> list[str]:
+    lines = ["## Fitness to decide claims, on calibration text", ""] if paths else []
     for path in paths:
-        record = read_json(path, "events", "standin_weight")
-        weight = record["standin_weight"]
-        losses = ", ".join(f"{name} {found['estimate']:+.5f}" for name, found in weight["delta_nll"].items())
-        lines.append(
-            f"- {Path(path).stem}: {record['events']:,} events; combine weight of stand-ins under {weight['policy']} "
-            f"at {weight['slots_percent']:g} % slots, loss in nats a token: {losses}; better: {weight['better']}; "
-            f"the sheet then used {weight['sheet'] or 'no such policy'}"
-        )
+        record = read_json(path, "model", "fit", "checks", "events")
+        failed = [check["name"] for check in record["checks"] if not check["passed"]]
+        verdict = "fit" if record["fit"] else f"refused, it decides no claim: {'; '.join(failed)}"
+        lines.append(f"- {record['model']}: {verdict} ({record['events']:,} events)")
     return [*lines, ""] if lines else []
 
 
@@ -167,6 +163,8 @@ def file_lines(paths: list[str], folder: Path) -> list[str]:
 
 def about(path: Path) -> str:
     """One line: of a figure the first line of its script, of its csv that it holds the points."""
+    if path.parent.name == "gate":
+        return f"Is {path.stem} fit to decide claims? Its checks on calibration text."
     if path.name in ABOUT:
         return ABOUT[path.name]
     script = Path(__file__).with_name(f"plot_{path.stem}.py")
