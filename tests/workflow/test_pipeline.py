@@ -136,7 +136,7 @@ def test_every_promised_file_is_there(story):
         "all",
         "calibration/tiny.json",
         "calibration/tiny.safetensors",
-        "routing/tiny.safetensors",
+        *(f"traces/tiny/{text}.safetensors" for text in TEST),
         *(f"texts/{text}.json" for text in (CALIBRATION, *TEST, ABSENT)),
         *(f"tables/local/{name}" for name in TABLES),
         *(f"plots/local/{figure}.{suffix}" for figure in FIGURES for suffix in ("svg", "png", "csv")),
