@@ -202,8 +202,9 @@ def unusable(chunk: RouterTrace) -> Iterator[tuple[np.ndarray, str]]:
     weights = chunk.weights
     yield (~np.isfinite(weights) | (weights < 0)).any(-1), "a weight that is negative, NaN or infinite"
     yield weights.sum(-1) == 0, "weights that sum to zero"
-    yield ~np.isfinite(chunk.chosen_scores).all(-1), "a score of a chosen expert that is NaN or infinite"
-    if chunk.scores is not None:
+    if chunk.scores is None:
+        yield ~np.isfinite(chunk.chosen_scores).all(-1), "a score of a chosen expert that is NaN or infinite"
+    else:
         yield ~(chunk.scores.max(-1) < np.inf), "a score that is NaN or infinite"
         own = np.take_along_axis(chunk.scores, chunk.chosen, axis=-1)
         yield np.isneginf(own).any(-1), f"a chosen expert that is not among the {chunk.top_m or 'possible'} best"
