@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.decision import EXPERT, ROW, SLOT, Events, Log, Rule, State, scan
+from engine.decision import EXPERT, MISS_RULES, ROW, SLOT, STANDINS, Events, Log, Rule, State, scan
 from engine.errors import error
 
 
@@ -43,6 +43,12 @@ def check_slots(slots: int, experts: int, top_k: int) -> None:
             f"from K = {top_k} (one event must fit) to E = {experts}",
             "choose another share of slots",
         )
+
+
+def needs_scores(rule: Rule) -> bool:
+    """Whether a decision reads scores of experts that were not chosen: of the best stand-in, or for its own weight."""
+    substitutes = rule.miss not in (MISS_RULES["drop"], MISS_RULES["fetch"])
+    return substitutes and (rule.standin == STANDINS["next_best"] or rule.own_weights)
 
 
 class Residency:
@@ -130,8 +136,8 @@ class Residency:
 
         chosen [T, K] integers in the model's own order, weights [T, K] gate weights, scores [T, E] selection scores,
         logits [T, E] router logits (default: the scores). Without scores, `chosen_scores` [T, K] will do for a rule
-        that never substitutes. rule: another than the residency's own (prefill). Returns the decision log and the
-        moves. Raises UserError on non-finite weights or a shape that does not fit.
+        that reads no others (`needs_scores`). rule: another than the residency's own (prefill). Returns the decision
+        log and the moves. Raises UserError on non-finite weights or a shape that does not fit.
         """
         row = self._row(lane, layer)
         rule = self.rule if rule is None else rule
@@ -149,8 +155,8 @@ class Residency:
                 f"expert ids from {chosen.min()} to {chosen.max()}", f"0 to {self.experts - 1}", "check the router"
             )
         if scores is None:
-            if chosen_scores is None or rule.miss not in (0, 1):
-                raise error("no selection scores", "scores [T, E] for a rule that substitutes", "record them")
+            if chosen_scores is None or needs_scores(rule):
+                raise error("no selection scores", "scores [T, E] for a rule that reads them", "record them")
             scores = logits = np.empty((T, 0), np.float32)
         else:
             scores = np.ascontiguousarray(scores, np.float32)

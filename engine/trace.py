@@ -2,31 +2,43 @@
 
 A policy that always fetches changes nothing the model sees, so its residency can be replayed over one recording; the
 clairvoyant bound must be, because it needs the future. `Recorder` is the handler that records while the stock model
-runs.
+runs. As a file a trace has a public schema (engine/trace_file.py). torch is not imported here: who replays a trace
+needs no model.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from engine.errors import error
-from engine.hook import Attachment, Call
 from engine.log import DecisionLog, join_moves
 from engine.policies import Policy
 from engine.residency import Demand, Residency
 
+if TYPE_CHECKING:
+    import torch
+
+    from engine.hook import Attachment, Call
+
 
 @dataclass(frozen=True)
 class RouterTrace:
-    """One text under exact execution: chosen int16, weights, chosen_scores float32 [T, L, K] in the model's order."""
+    """Consecutive tokens of one text: what the router chose, in the model's own order, and what it ranked by.
 
-    chosen: np.ndarray
-    weights: np.ndarray
-    chosen_scores: np.ndarray
+    Without scores a trace decides every rule but those that need a stand-in (docs/router_traces.md).
+    """
+
+    chosen: np.ndarray  # [T, L, K] int16
+    weights: np.ndarray  # [T, L, K] float32
+    chosen_scores: np.ndarray  # [T, L, K] float32, selection scores of the chosen
     experts: int  # E
+    scores: np.ndarray | None = None  # [T, L, E] float32, selection scores
+    logits: np.ndarray | None = None  # [T, L, E] float32, router logits; None: the scores are the logits
+    top_m: int = 0  # only so many scores of an event are known, -inf stands for the others; 0: all are
 
     @property
     def g(self) -> np.ndarray:
@@ -40,29 +52,58 @@ class RouterTrace:
         return Demand(np.stack(counts), len(self.chosen))
 
 
-class Recorder:
-    """Handler: runs the stock experts and keeps what they were asked for."""
+def join(chunks: Iterable[RouterTrace]) -> RouterTrace:
+    """Traces that follow each other as one."""
+    chunks = list(chunks)
+    first = chunks[0]
+    arrays = {
+        name: np.concatenate([getattr(chunk, name) for chunk in chunks])
+        for name in ("chosen", "weights", "chosen_scores", "scores", "logits")
+        if getattr(first, name) is not None
+    }
+    return RouterTrace(**arrays, experts=first.experts, top_m=first.top_m)
 
-    def __init__(self, attachment: Attachment) -> None:
-        self._calls: list[list[tuple[np.ndarray, ...]]] = [[] for _ in attachment.layers]
-        self._experts_count = attachment.experts
+
+class Recorder:
+    """Handler: runs the stock experts and notes what they were asked for.
+
+    sink: takes the RouterTrace of each pass of the model as soon as its last layer is asked, so that one pass alone is
+    held; without one all of them are kept for `trace()`. scores: the scores of all E experts too, and the router logits
+    where those are something else.
+    """
+
+    def __init__(
+        self, attachment: Attachment, sink: Callable[[RouterTrace], None] | None = None, *, scores: bool = False
+    ) -> None:
+        self._layers, self._experts_count = len(attachment.layers), attachment.experts
+        self._scores = scores
+        self._pass: dict[str, np.ndarray] = {}
+        self._asked = 0  # layers of this pass so far
+        self._kept: list[RouterTrace] = []
+        self._sink = self._kept.append if sink is None else sink
         attachment.handler = self._experts
 
     def _experts(self, call: Call) -> torch.Tensor:
-        self._calls[call.layer].append(
-            (
-                call.index.to(torch.int16).cpu().numpy(),
-                call.weights.float().cpu().numpy(),
-                call.scores.gather(1, call.index).cpu().numpy(),
-            )
-        )
+        chosen_scores = call.scores.gather(1, call.index)
+        arrays = {"chosen": call.index, "weights": call.weights.float(), "chosen_scores": chosen_scores}
+        if self._scores:
+            arrays["scores"] = call.scores
+            if call.logits is not call.scores:
+                arrays["logits"] = call.logits
+        for name, array in arrays.items():  # [T, width]
+            if not self._asked:
+                shape = (len(array), self._layers, array.shape[1])
+                self._pass[name] = np.empty(shape, np.int16 if name == "chosen" else np.float32)
+            self._pass[name][:, call.layer] = array.cpu().numpy()  # a copy: the model may write over its own
+        self._asked += 1
+        if self._asked == self._layers:
+            self._sink(RouterTrace(**self._pass, experts=self._experts_count))
+            self._pass, self._asked = {}, 0
         return call.compute(call.index, call.weights)
 
     def trace(self) -> RouterTrace:
-        arrays = [
-            np.stack([np.concatenate([part[i] for part in layer]) for layer in self._calls], axis=1) for i in range(3)
-        ]
-        return RouterTrace(*arrays, experts=self._experts_count)
+        """All passes so far, where there is no sink."""
+        return join(self._kept)
 
 
 def replay(trace: RouterTrace, policy: Policy, *, slots: int, demand: Demand | None) -> DecisionLog:

@@ -1,7 +1,7 @@
 """Quality of policies by perplexity: exact routing once, then a cell for every (policy, slots, text).
 
 A cell is one policy at one slot budget over one text, from the warm start, with `stream` continuity: the documents in
-their order, the state carried on. Policies that always fetch are replayed over the recorded routing, whose losses are
+their order, the state carried on. Policies that always fetch are replayed over the recorded trace, whose losses are
 theirs too; the others run in the emulator. A cell that fails keeps its reason and lets the rest go on.
 """
 
@@ -23,6 +23,8 @@ from engine.log import DecisionLog, count
 from engine.policies import Policy
 from engine.residency import Demand, slots_from_percent
 from engine.trace import Recorder, RouterTrace, replay
+from engine.trace_file import TraceFile, open_trace, trace_writer
+from engine.trace_schema import EXACT, Document, documents_of
 from evals.corpora import cluster
 from evals.perplexity import TokenizedDocument, losses, perplexities
 from evals.stats import Interval, paired_losses, paired_texts
@@ -46,47 +48,39 @@ class Text:
         """(cluster, scored tokens) of every document, as a record keeps it."""
         return [(cluster(d.id), n) for d, n in zip(self.documents, self.scored, strict=True)]
 
+    @property
+    def spans(self) -> list[Document]:
+        """The documents as a trace of the text has them: an event a layer for every token that has a loss."""
+        return documents_of((d.id, n) for d, n in zip(self.documents, self.scored, strict=True))
+
 
 @dataclass(frozen=True)
 class Routing:
-    """What the model chose over one text under exact execution, and its losses [tokens] float32."""
+    """What the model chose over one text under exact execution, without scores, and its losses [tokens] float32."""
 
     trace: RouterTrace
     losses: np.ndarray
 
 
-def save_routing(path: str | Path, routings: dict[str, Routing], provenance: dict[str, str]) -> None:
-    """All texts of a model in one safetensors file, arrays named `<text>/<array>`."""
-    arrays = {}
-    for text, routing in routings.items():
-        for name in ("chosen", "weights", "chosen_scores"):
-            arrays[f"{text}/{name}"] = np.ascontiguousarray(getattr(routing.trace, name))
-        arrays[f"{text}/losses"] = routing.losses
-    experts = {str(routing.trace.experts) for routing in routings.values()}
-    with atomic(path) as temporary:
-        save_file(arrays, temporary, metadata={**provenance, "experts": experts.pop()})
+def open_recording(path: str | Path, text: Text, model_hash: str) -> TraceFile:
+    """A trace that `record_trace` wrote over this text with these weights. UserError on any other."""
+    trace = open_trace(path)
+    trace.check_model(model_hash=model_hash)
+    missing = {"context", "expert_bytes"} - trace.provenance.keys()
+    if missing or "losses" not in trace.places:
+        found = f"{path}: a trace without {', '.join(sorted(missing)) or 'losses'}"
+        raise error(found, "one that record_routing.py wrote", "record it")
+    if trace.provenance.get("text_sha256") != text.sha256:
+        raise error(f"{path}: {text.id} is another text", f"sha256 {text.sha256}", "record again")
+    if trace.documents != text.spans:
+        found = f"{path}: {trace.tokens} tokens in {len(trace.documents)} documents"
+        raise error(found, f"the {sum(text.scored)} in {len(text.scored)} of {text.id}", "record again")
+    return trace
 
 
-def recorded_facts(path: str | Path) -> dict[str, str]:
-    """Provenance of a recording or a calibration's demand: what `save_routing` and `save_demand` were given."""
-    try:
-        with safe_open(path, framework="numpy") as file:
-            return dict(file.metadata() or {})
-    except (SafetensorError, OSError) as exc:
-        raise error(f"{path}: {exc}", "a whole safetensors file", "delete it and run again") from None
-
-
-def load_routing(path: str | Path, text: str) -> Routing:
-    try:
-        with safe_open(path, framework="numpy") as file:
-            experts = int(file.metadata()["experts"])
-            arrays = {
-                name: file.get_tensor(f"{text}/{name}") for name in ("chosen", "weights", "chosen_scores", "losses")
-            }
-    except (SafetensorError, OSError, KeyError, TypeError) as exc:
-        raise error(f"{path}: {exc}", f"a whole recording with text '{text}'", "delete it and run again") from None
-    loss = arrays.pop("losses")
-    return Routing(RouterTrace(**arrays, experts=experts), loss)
+def load_routing(trace: TraceFile) -> Routing:
+    """Of a recording, all but its scores: a policy that always fetches reads no more."""
+    return Routing(trace.read(scores=False), trace.losses())
 
 
 def save_demand(path: str | Path, demand: Demand, provenance: dict[str, str]) -> None:
@@ -102,12 +96,39 @@ def load_demand(path: str | Path) -> Demand:
         raise error(f"{path}: {exc}", "a calibration's demand", "delete it and run again") from None
 
 
+def demand_facts(path: str | Path) -> dict[str, str]:
+    """Provenance of a calibration's demand: what `save_demand` was given."""
+    try:
+        with safe_open(path, framework="numpy") as file:
+            return dict(file.metadata() or {})
+    except (SafetensorError, OSError) as exc:
+        raise error(f"{path}: {exc}", "a calibration's demand", "delete it and run again") from None
+
+
 # ---- scoring ---------------------------------------------------------------------------------------------------------
 def record_routing(model, attachment, text: Text, *, context: int, bos: int | None, progress=None) -> Routing:
-    """Run the stock model over a text."""
+    """Run the stock model over a text and keep its routing, without scores."""
     recorder = Recorder(attachment)
     loss = losses(model, text.documents, context=context, bos=bos, progress=progress)
     return Routing(recorder.trace(), loss)
+
+
+def record_trace(
+    model,
+    attachment,
+    text: Text,
+    path: str | Path,
+    provenance: dict[str, str],
+    *,
+    context: int,
+    bos: int | None,
+    progress=None,
+) -> None:
+    """Run the stock model over a text and write its trace, with all scores and losses, window by window."""
+    facts = {"policy": EXACT, "score_rule": attachment.rule_name, "text": text.id, "text_sha256": text.sha256}
+    with trace_writer(path, text.spans, provenance | facts, losses=True) as writer:
+        Recorder(attachment, writer.append, scores=True)
+        writer.write_losses(losses(model, text.documents, context=context, bos=bos, progress=progress))
 
 
 def emulate(

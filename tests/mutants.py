@@ -27,9 +27,11 @@ COPIED = ("config", "engine", "pyproject.toml", "tests/conftest.py", "tests/engi
 TIMEOUT_S = 300  # one run; the decision compiles in about ten seconds
 JOBS = min(2, os.cpu_count() or 1)
 
-DECISION, EMULATOR, HOOK, RESIDENCY = (f"engine/{name}.py" for name in ("decision", "emulator", "hook", "residency"))
-GOLDEN, LAWS, OF_EMULATOR, OF_HOOK = (
-    f"tests/engine/test_{name}.py::" for name in ("decision_golden", "decision_laws", "emulator", "hook")
+DECISION, EMULATOR, HOOK, RESIDENCY, TRACE_FILE = (
+    f"engine/{name}.py" for name in ("decision", "emulator", "hook", "residency", "trace_file")
+)
+GOLDEN, LAWS, OF_EMULATOR, OF_HOOK, OF_TRACE_FILE = (
+    f"tests/engine/test_{name}.py::" for name in ("decision_golden", "decision_laws", "emulator", "hook", "trace_file")
 )
 
 
@@ -82,6 +84,19 @@ FAULTS: dict[str, Fault] = {
         "rows = slice(lane * self.layers, (lane + 1) * self.layers)",
         "rows = slice(0, (lane + 1) * self.layers)",
         GOLDEN + "test_golden_restart_gives_a_lane_its_warm_start_back",
+    ),
+    # ---- traces
+    "every_chunk_is_the_first": Fault(
+        TRACE_FILE,
+        " file.seek(place.start + first * place.row_bytes)",
+        " file.seek(place.start)",
+        OF_TRACE_FILE + "test_law_chunks_of_any_size_are_the_whole[7]",
+    ),
+    "stand_ins_of_unknown_score_not_counted": Fault(
+        TRACE_FILE,
+        "np.isneginf(scores) & (executed >= 0)",
+        "np.isneginf(scores) & (executed < 0)",
+        OF_TRACE_FILE + "test_law_with_the_best_e_minus_s_plus_k_every_stand_in_is_known",
     ),
     # ---- ranks and hits
     "router_order_taken_as_rank": Fault(

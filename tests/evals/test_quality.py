@@ -14,23 +14,25 @@ from engine.errors import UserError
 from engine.hook import attach
 from engine.log import DecisionLog
 from engine.policies import Policy, load_policies
-from engine.residency import Demand
+from engine.residency import Demand, Residency
+from engine.trace_file import open_trace, save_trace
 from evals.jobs import expert_bytes, load_model
 from evals.perplexity import TokenizedDocument, losses
 from evals.quality import (
     Routing,
     Text,
     cells,
+    demand_facts,
     emulate,
     load_demand,
     load_routing,
     measure,
+    open_recording,
     paired_interval,
     record_routing,
-    recorded_facts,
+    record_trace,
     replay_cell,
     save_demand,
-    save_routing,
     share_of_events_that_differ,
 )
 
@@ -90,36 +92,74 @@ def test_law_a_recording_holds_the_stock_losses_and_k_experts_a_token_and_layer(
     assert (np.diff(np.sort(routing.trace.chosen, axis=-1)) > 0).all()
 
 
-def test_law_a_recording_read_back_is_the_same_to_the_bit(routing, tmp_path):
-    other = replace(routing, losses=routing.losses[::-1].copy())
-    path = tmp_path / "routing.safetensors"
-    save_routing(path, {"bible_test": routing, "boltons_test": other}, {"model": "m", "context": "16"})
-    for name, written in {"bible_test": routing, "boltons_test": other}.items():
-        found = load_routing(path, name)
-        assert same(found.trace, written.trace, TRACE_ARRAYS) and found.trace.experts == 16
-        assert found.losses.tobytes() == written.losses.tobytes()
-        assert found.trace.chosen.dtype == written.trace.chosen.dtype
-    assert recorded_facts(path) == {"model": "m", "context": "16", "experts": "16"}
-    assert [file.name for file in tmp_path.iterdir()] == [path.name]
+FACTS = {"model": "m", "model_hash": "abc", "context": "16", "expert_bytes": "9"}
+
+
+def recorded(attached, text: Text, path: Path, **facts: str) -> Path:
+    record_trace(attached.model, attached, text, path, FACTS | facts, context=CONTEXT, bos=BOS)
+    return path
+
+
+def test_law_a_recording_read_back_is_the_same_to_the_bit(attached, routing, text, tmp_path):
+    """It is written window by window; what is kept of a text in memory is not."""
+    trace = open_recording(recorded(attached, text, tmp_path / "trace.safetensors"), text, "abc")
+    found = load_routing(trace)
+    assert same(found.trace, routing.trace, TRACE_ARRAYS) and found.trace.experts == 16
+    assert found.losses.tobytes() == routing.losses.tobytes()
+    assert found.trace.scores is None and found.trace.chosen.dtype == routing.trace.chosen.dtype
+    assert trace.provenance.items() >= {**FACTS, "policy": "exact", "text": "bible_test"}.items()
+    assert [file.name for file in tmp_path.iterdir()] == ["trace.safetensors"]
+
+
+@pytest.mark.parametrize("family", ["deepseek_v3", "qwen3_moe"])
+def test_law_a_recording_decides_as_the_emulator_does(family, tiny_moe, text, tmp_path):
+    """Scores and logits are the model's: what layer 0 routes depends on no substitution, so its decisions are equal."""
+    policy = POLICIES["rule_015"]
+    with attach(tiny_moe(family)) as attachment:
+        trace = open_trace(recorded(attachment, text, tmp_path / "trace.safetensors"))
+        options = {"slots": 7, "demand": None, "delay": 1, "context": CONTEXT, "bos": BOS}
+        _, log = emulate(attachment.model, attachment, policy, text, **options)
+    whole = trace.read()
+    assert trace.sigmoid == (family == "deepseek_v3") == (whole.logits is not None)
+    held = Residency(layers=2, experts=16, top_k=4, slots=7, rule=policy.rule(sigmoid=trace.sigmoid))
+    logits = whole.logits[:, 0] if trace.sigmoid else None
+    decided, _ = held.decide(0, 0, whole.chosen[:, 0], whole.weights[:, 0], whole.scores[:, 0], logits)
+    assert (decided.executed == log.executed[:, 0]).all() and (log.kind[:, 0] == SUBSTITUTE).any()
+    assert decided.weights.tobytes() == log.weights[:, 0].tobytes()
 
 
 def test_a_demand_read_back_is_the_same(demand, tmp_path):
     save_demand(tmp_path / "demand.safetensors", demand, {"model": "m"})
     found = load_demand(tmp_path / "demand.safetensors")
     assert found.counts.tobytes() == demand.counts.tobytes() and found.events == demand.events == 60
+    assert demand_facts(tmp_path / "demand.safetensors") == {"model": "m", "events": "60"}
     assert demand.counts.sum(axis=1).tolist() == [4 * 60] * 2
 
 
-def test_a_recording_that_is_cut_absent_or_of_other_texts_is_named(routing, tmp_path):
-    path = tmp_path / "routing.safetensors"
-    save_routing(path, {"bible_test": routing}, {})
-    with pytest.raises(UserError, match=r"routing\.safetensors: .*text 'boltons_test'"):
-        load_routing(path, "boltons_test")
-    with pytest.raises(UserError, match=r"routing\.safetensors: .*a calibration's demand"):
-        load_demand(path)
+def test_a_recording_of_other_weights_or_another_text_is_named(attached, routing, text, tmp_path):
+    path = recorded(attached, text, tmp_path / "trace.safetensors")
+    with pytest.raises(UserError, match=r"trace\.safetensors: a trace of model m, weights abc; expected weights abd"):
+        open_recording(path, text, "abd")
+    with pytest.raises(UserError, match=r"trace\.safetensors: bible_test is another text"):
+        open_recording(path, replace(text, sha256="0" * 64), "abc")
+    fewer = replace(text, documents=text.documents[:2], scored=text.scored[:2])
+    with pytest.raises(UserError, match=r"82 tokens in 3 documents; expected the 49 in 2 of bible_test"):
+        open_recording(path, fewer, "abc")
+    foreign = {"model": "m", "model_hash": "abc", "policy": "exact", "score_rule": "softmax", "text": "bible_test"}
+    save_trace(path, routing.trace, text.spans, foreign, losses=routing.losses)
+    with pytest.raises(UserError, match="a trace without context, expert_bytes; expected one that"):
+        open_recording(path, text, "abc")
+    save_trace(path, routing.trace, text.spans, {**foreign, **FACTS})
+    with pytest.raises(UserError, match="a trace without losses"):
+        open_recording(path, text, "abc")
+
+
+def test_a_demand_that_is_cut_or_absent_is_named(demand, tmp_path):
+    path = tmp_path / "demand.safetensors"
+    save_demand(path, demand, {})
     path.write_bytes(path.read_bytes()[:-9])
-    for read in (recorded_facts, load_demand, lambda path: load_routing(path, "bible_test")):
-        with pytest.raises(UserError, match=r"routing\.safetensors: .*delete it and run again"):
+    for read in (demand_facts, load_demand):
+        with pytest.raises(UserError, match=r"demand\.safetensors: .*delete it and run again"):
             read(path)
         with pytest.raises(UserError, match=r"nowhere\.safetensors: "):
             read(tmp_path / "nowhere.safetensors")

@@ -157,7 +157,7 @@ def test_a_job_that_is_refused_stops_the_run_with_its_line_and_leaves_nothing(sc
 # ---- checkpoints: the scripts ----------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory) -> Path:
-    """A folder with the model `tiny`, its texts, demand and routing, made by the scripts."""
+    """A folder with the model `tiny`, its texts, demand and traces, made by the scripts."""
     folder = tmp_path_factory.mktemp("inputs")
     threads = torch.get_num_threads()
     write_model(folder / "tiny")
@@ -179,13 +179,14 @@ def calibrate(inputs: Path, model: Path, out: Path, *texts: Path) -> Ended:
 
 def record_routing(inputs: Path, model: Path, out: Path, *texts: Path) -> Ended:
     return run_script(
-        "record_routing.py", "--model-dir", model, "--texts", *(texts or [inputs / f"{text}.json" for text in TEST]),
-        "--context", CONTEXT, "--threads", 1, "--out", out / "routing.safetensors",
+        "record_routing.py", "--model", "tiny", "--model-dir", model,
+        "--texts", *(texts or [inputs / f"{text}.json" for text in TEST]),
+        "--context", CONTEXT, "--threads", 1, "--out", out / "traces",
     )  # fmt: skip
 
 
 def score(inputs: Path, out: Path, policy: str, slots: list[str], **changed: Path) -> Ended:
-    files = {"model_dir": "tiny", "demand": "demand.safetensors", "routing": "routing.safetensors"}
+    files = {"model_dir": "tiny", "demand": "demand.safetensors", "traces": "traces"}
     paths = {name: inputs / file for name, file in files.items()} | {"policies": SHEET} | changed
     return run_script(
         "score_policy.py", "--model", "tiny", "--policy", policy, "--slots", *slots,
@@ -373,9 +374,10 @@ def test_a_record_of_failed_cells_alone_was_thrown_away_for_want_of_a_folder(inp
 
 
 def as_if_of(source: Path, target: Path, model: Path, change=lambda arrays: None) -> Path:
-    """A recording or a demand with the hash of another model, its arrays changed."""
+    """A trace or a demand with the hash of another model, its arrays changed."""
     with safe_open(source, framework="numpy") as file:
-        facts = file.metadata() | {"model": model_hash(model)}
+        facts = file.metadata() | {"model": model_hash(model), "model_hash": model_hash(model)}
+    target.parent.mkdir(exist_ok=True)
     arrays = load_file(source)
     change(arrays)
     save_file(arrays, target, metadata=facts)
@@ -388,13 +390,15 @@ def test_losses_that_are_not_a_number_fail_the_cell_and_are_no_zeros(inputs, tmp
     shutil.copytree(inputs / "tiny", model)
     rewrite_weights(model, lambda t: t["lm_head.weight"].fill_(3e38))
     demand = as_if_of(inputs / "demand.safetensors", tmp_path / "demand.safetensors", model)
-    routing = as_if_of(
-        inputs / "routing.safetensors", tmp_path / "routing.safetensors", model,
-        lambda arrays: arrays["bible_test/losses"].__setitem__(3, np.nan),
-    )  # fmt: skip
-    changed = {"model_dir": model, "demand": demand, "routing": routing}
+    traces = {
+        text: as_if_of(inputs / "traces" / f"{text}.safetensors", tmp_path / "traces" / f"{text}.safetensors", model)
+        for text in TEST
+    }
+    bad = traces["bible_test"]
+    as_if_of(bad, bad, model, lambda arrays: arrays["losses"].__setitem__(3, np.nan))
+    changed = {"model_dir": model, "demand": demand, "traces": tmp_path / "traces"}
     assert score(inputs, tmp_path, "rule_015", ["s50=50"], **changed).code == 0
-    tokens = [len(load_file(routing)[f"{text}/losses"]) for text in TEST]
+    tokens = [len(load_file(traces[text])["losses"]) for text in TEST]
     for cell, number in zip(cells(tmp_path, "rule_015"), tokens, strict=True):
         assert cell["status"] == "failed"
         assert cell["reason"].startswith(f"UserError: {number} losses are NaN or infinite")
@@ -407,14 +411,16 @@ def test_a_recording_of_another_model_or_text_is_refused(inputs, tmp_path):
     other = write_model(tmp_path / "other", initializer_range=0.1)
     message = score(inputs, tmp_path / "out", "rule_015", ["s50=50"], model_dir=other).message
     assert "demand.safetensors is of model" in message and model_hash(other) in message
-    routing = tmp_path / "routing.safetensors"
-    with safe_open(inputs / "routing.safetensors", framework="numpy") as file:
-        facts = file.metadata() | {"sha256/bible_test": "0" * 64}
-    save_file(load_file(inputs / "routing.safetensors"), routing, metadata=facts)
-    message = score(inputs, tmp_path / "out", "rule_015", ["s50=50"], routing=routing).message
-    assert f"{routing}: bible_test is another text" in message
-    routing.write_bytes(routing.read_bytes()[:-9])
-    assert str(routing) in score(inputs, tmp_path / "out", "rule_015", ["s50=50"], routing=routing).message
+    shutil.copytree(inputs / "traces", tmp_path / "traces")
+    path = tmp_path / "traces" / "bible_test.safetensors"
+    with safe_open(path, framework="numpy") as file:
+        facts = file.metadata() | {"text_sha256": "0" * 64}
+    save_file(load_file(path), path, metadata=facts)
+    message = score(inputs, tmp_path / "out", "rule_015", ["s50=50"], traces=tmp_path / "traces").message
+    assert f"{path}: bible_test is another text" in message
+    path.write_bytes(path.read_bytes()[:-9])
+    message = score(inputs, tmp_path / "out", "rule_015", ["s50=50"], traces=tmp_path / "traces").message
+    assert f"{path}: " in message and "it was cut" in message
     assert not (tmp_path / "out").exists()
 
 

@@ -138,7 +138,7 @@ def test_every_promised_file_is_there(story):
         "calibration/tiny.safetensors",
         "gate/tiny.json",
         "gate/tiny.md",
-        "routing/tiny.safetensors",
+        *(f"traces/tiny/{text}.safetensors" for text in TEST),
         *(f"texts/{text}.json" for text in (CALIBRATION, *TEST, ABSENT)),
         *(f"tables/local/{name}" for name in TABLES),
         *(f"plots/local/{figure}.{suffix}" for figure in FIGURES for suffix in ("svg", "png", "csv")),

@@ -43,7 +43,7 @@ rule record_routing:
         script="workflow/scripts/record_routing.py",
         texts=expand("results/texts/{text}.json", text=SETTINGS.test_texts),
     output:
-        "results/routing/{model}.safetensors",
+        directory("results/traces/{model}"),
     log:
         "results/logs/record_routing/{model}.log",
     params:
@@ -52,7 +52,7 @@ rule record_routing:
         threads=SETTINGS.threads,
         documents=DOCUMENTS,
     shell:
-        "python {input.script} {params.model} --texts {input.texts} {params.documents}"
+        "python {input.script} --model {wildcards.model} {params.model} --texts {input.texts} {params.documents}"
         " --context {params.context} --threads {params.threads} --out {output} 2>&1 | tee {log}"
 
 

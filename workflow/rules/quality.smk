@@ -6,7 +6,7 @@ rule score_policy:
         script="workflow/scripts/score_policy.py",
         texts=expand("results/texts/{text}.json", text=SETTINGS.test_texts),
         demand="results/calibration/{model}.safetensors",
-        routing="results/routing/{model}.safetensors",
+        traces="results/traces/{model}",
     output:
         record="results/quality/{model}/{policy}/perplexity.json",
         losses="results/losses/{model}/{policy}.safetensors",
@@ -25,6 +25,6 @@ rule score_policy:
     shell:
         "python {input.script} --model {wildcards.model} {params.model} --policy {wildcards.policy}"
         " --policies {params.policies:q} --texts {input.texts} {params.documents} --slots {params.slots}"
-        " --demand {input.demand} --routing {input.routing} --context {params.context} --delay {params.delay}"
+        " --demand {input.demand} --traces {input.traces} --context {params.context} --delay {params.delay}"
         " --threads {params.threads} --out-losses {output.losses} --out-decisions {output.decisions}"
         " --out {output.record} 2>&1 | tee {log}"

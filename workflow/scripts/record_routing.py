@@ -1,19 +1,22 @@
-"""Run the stock model once over the test texts: exact losses and what every layer chose.
+"""Run the stock model once over the test texts: a router trace of each, with all scores and the exact losses.
 
-All policies that always fetch are replayed over this file; its losses are the baseline of all others.
+All policies that always fetch are replayed over these files; their losses are the baseline of all others. The schema is
+public: docs/router_traces.md.
 """
 
 import argparse
+from pathlib import Path
 
 from engine.errors import main_guard
 from engine.hook import attach
 from evals.jobs import Progress, expert_bytes, load_model, load_texts, load_tokenizer, model_hash, provenance
 from evals.perplexity import context_of
-from evals.quality import record_routing, save_routing
+from evals.quality import record_trace
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", required=True, help="id, for the provenance")
     parser.add_argument("--model-dir", required=True, help="folder in Hugging Face layout, or hub id")
     parser.add_argument("--revision")
     parser.add_argument("--dtype", default="float32")
@@ -21,7 +24,7 @@ def main() -> None:
     parser.add_argument("--documents", type=int, help="the first documents of each text alone")
     parser.add_argument("--context", type=int, required=True)
     parser.add_argument("--threads", type=int, required=True)
-    parser.add_argument("--out", required=True)
+    parser.add_argument("--out", required=True, type=Path, help="folder: <text>.safetensors of each")
     a = parser.parse_args()
     tokenizer, bos = load_tokenizer(a.model_dir, a.revision)
     texts = load_texts(a.texts, tokenizer, bos, a.documents)
@@ -29,17 +32,17 @@ def main() -> None:
     progress = Progress("record routing", sum(sum(t.scored) for t in texts))
     with attach(model) as attachment:
         context = context_of(model, a.context)
-        routings = {
-            t.id: record_routing(model, attachment, t, context=context, bos=bos, progress=progress.advance)
-            for t in texts
-        }
         facts = provenance(
-            model=model_hash(a.model_dir),
-            score_rule=attachment.rule_name,
+            model=a.model,
+            model_hash=model_hash(a.model_dir),
+            revision=a.revision or "-",
+            dtype=a.dtype,
             context=context,
             expert_bytes=expert_bytes(attachment),
         )
-    save_routing(a.out, routings, facts | {f"sha256/{t.id}": t.sha256 for t in texts})
+        for t in texts:
+            path = a.out / f"{t.id}.safetensors"
+            record_trace(model, attachment, t, path, facts, context=context, bos=bos, progress=progress.advance)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Score one policy by perplexity: a cell for every slot budget and text, failed cells with their reason.
 
-A policy that always fetches is replayed over the recorded routing, without the model; any other runs in the emulator.
+A policy that always fetches is replayed over the recorded traces, without the model; any other runs in the emulator.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from engine.files import atomic, sha256, write_json
 from engine.policies import find_policy, load_policies
 from evals.jobs import Progress, load_model, load_texts, load_tokenizer, model_hash, provenance
 from evals.perplexity import context_of
-from evals.quality import cells, emulate, load_demand, load_routing, recorded_facts, replay_cell
+from evals.quality import cells, demand_facts, emulate, load_demand, load_routing, open_recording, replay_cell
 
 
 def main() -> None:
@@ -30,7 +30,7 @@ def main() -> None:
     parser.add_argument("--documents", type=int, help="the first documents of each text alone")
     parser.add_argument("--slots", nargs="+", required=True, help="id=percent ...")
     parser.add_argument("--demand", required=True)
-    parser.add_argument("--routing", required=True)
+    parser.add_argument("--traces", required=True, type=Path, help="folder of record_routing.py")
     parser.add_argument("--delay", type=int, default=1, help="tokens until a background load completes")
     parser.add_argument("--context", type=int, required=True)
     parser.add_argument("--threads", type=int, required=True)
@@ -43,18 +43,11 @@ def main() -> None:
     tokenizer, bos = load_tokenizer(a.model_dir, a.revision)
     texts = load_texts(a.texts, tokenizer, bos, a.documents)
     demand = load_demand(a.demand)
-    routings = {t.id: load_routing(a.routing, t.id) for t in texts}
-    model, recorded = model_hash(a.model_dir), recorded_facts(a.routing)
-    for path, facts in ((a.demand, recorded_facts(a.demand)), (a.routing, recorded)):
-        if facts["model"] != model:
-            raise error(f"{path} is of model {facts['model']}", f"{model}, as in {a.model_dir}", "record again")
-    for t in texts:
-        if recorded[f"sha256/{t.id}"] != t.sha256:
-            raise error(f"{a.routing}: {t.id} is another text", f"sha256 {t.sha256}", "record again")
-        if len(routings[t.id].losses) != sum(t.scored):
-            raise error(
-                f"{a.routing}: {t.id} has {len(routings[t.id].losses)} losses", f"{sum(t.scored)}", "record again"
-            )
+    model, of_demand = model_hash(a.model_dir), demand_facts(a.demand)["model"]
+    if of_demand != model:
+        raise error(f"{a.demand} is of model {of_demand}", f"{model}, as in {a.model_dir}", "calibrate again")
+    traces = {t.id: open_recording(a.traces / f"{t.id}.safetensors", t, model) for t in texts}
+    recorded = traces[texts[0].id].provenance
 
     arrays: dict = {}
 
@@ -65,6 +58,7 @@ def main() -> None:
     Path(a.out_decisions).mkdir(parents=True, exist_ok=True)  # there even if every cell fails
     if policy.lossless:
         score_rule, context = recorded["score_rule"], recorded["context"]
+        routings = {name: load_routing(trace) for name, trace in traces.items()}
         rows = cells(
             policy,
             texts,
