@@ -1,7 +1,7 @@
 """Word problems of our own: grade-school arithmetic stories with worked answers, in the layout of GSM8K.
 
-A story is drawn from one of the scenes (evals/word_problem_scenes.py), which chain two to eight relations between
-quantities; phrasings come from evals/word_problem_phrases.py. Every worked step is written from an expression that is
+A story is drawn from one of the scenes (evals/stories), which chain one to nine relations between quantities, each with
+several phrasings. Every worked step is written from an expression that is
 evaluated when it is written, so text and arithmetic cannot part. Quantities are whole, or dollars with cents: a
 scene that comes out otherwise is thrown away and drawn again. Nothing is read from a file and no text is copied.
 
@@ -17,9 +17,38 @@ from pathlib import Path
 from engine.errors import main_guard
 from evals.corpus_makers import Units
 from evals.corpus_sets import word_problem
-from evals.word_problem_scenes import SCENES
-from evals.word_problem_story import DrawAgainError, Story
+from evals.stories import groups, measures, money, people, time
+from evals.stories.story import DrawAgainError, Story
 
+# scene: (function, how often)
+SCENES = {
+    "ages": (people.ages, 4),
+    "backwards": (people.backwards, 4),
+    "business": (money.business, 5),
+    "classes": (groups.classes, 6),
+    "coins": (money.coins, 3),
+    "comparison": (people.comparison, 16),
+    "factory": (groups.factory, 4),
+    "farm": (groups.farm, 5),
+    "field": (measures.field, 6),
+    "grades": (groups.grades, 3),
+    "holdings": (people.holdings, 14),
+    "lengths": (measures.lengths, 3),
+    "mixture": (measures.mixture, 4),
+    "party": (groups.party, 5),
+    "ratio": (groups.ratio, 5),
+    "reading": (time.reading, 4),
+    "recipe": (measures.recipe, 5),
+    "saving": (money.saving, 5),
+    "schedule": (time.schedule, 4),
+    "shopping": (money.shopping, 12),
+    "stops": (groups.stops, 3),
+    "subscription": (money.subscription, 4),
+    "tank": (measures.tank, 2),
+    "together": (groups.together, 4),
+    "travel": (time.travel, 7),
+    "wages": (money.wages, 9),
+}
 TRIES = 1000  # draws for one problem before the generator gives up
 
 

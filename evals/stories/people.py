@@ -90,17 +90,38 @@ def backwards(story: Story) -> None:
     who, names = story.person(), things_of(story)
     left, m, k = story.between(3, 40), story.between(2, 30), story.pick((2, 3, 4))
     require((left + m) % (k - 1) == 0)
-    story.say("{s} <have> some {things} | {s} <bring> a number of {things} to {place} | nobody knows how many {things} {s} <have> at first", who, **names)
+    story.say(
+        "{s} <have> some {things} | {s} <bring> a number of {things} to {place} | nobody knows how many {things} {s} <have> at first",
+        who,
+        **names,
+    )
     story.say("fraction", who, part={2: "half", 3: "a third", 4: "a quarter"}[k], **names)
-    story.say("after that {s} <lose> {m} more | then {m} more <get:p> lost | later {s} <sell> another {m}", who, m=m, **names)
+    story.say(
+        "after that {s} <lose> {m} more | then {m} more <get:p> lost | later {s} <sell> another {m}", who, m=m, **names
+    )
     story.say("now there <be:p> {n} left | in the end {s} <have> {n} {things}", who, n=left, **names)
-    rest = story.work("before that, {s} had {c} {things} | going back one step, there were {c} {things}", f"{left}+{m}", who, **names)
+    rest = story.work(
+        "before that, {s} had {c} {things} | going back one step, there were {c} {things}", f"{left}+{m}", who, **names
+    )
     if k == 2:
         story.work("half were gone, so at first there were {c} {things} | twice that is {c}", f"{rest}*2", who, **names)
     else:
-        share = story.work("this was {l} of {k} equal parts, so one part is {c} | one part is {c} {things}", f"{rest}/{k - 1}", who, l=k - 1, k=k, **names)
-        story.work("all {k} parts are {c} {things} | at first there were {c} {things}", f"{share}*{k}", who, k=k, **names)
-    story.ask("how many {things} did {s} have at first | how many {things} were there in the beginning | with how many {things} did {s} start", who, **names)
+        share = story.work(
+            "this was {l} of {k} equal parts, so one part is {c} | one part is {c} {things}",
+            f"{rest}/{k - 1}",
+            who,
+            l=k - 1,
+            k=k,
+            **names,
+        )
+        story.work(
+            "all {k} parts are {c} {things} | at first there were {c} {things}", f"{share}*{k}", who, k=k, **names
+        )
+    story.ask(
+        "how many {things} did {s} have at first | how many {things} were there in the beginning | with how many {things} did {s} start",
+        who,
+        **names,
+    )
 
 
 def relation(story: Story, who: Person, other: Person, n: int, names: dict) -> int:
@@ -123,7 +144,9 @@ def relation(story: Story, who: Person, other: Person, n: int, names: dict) -> i
     elif kind == "more times":
         k = story.between(2, 3)
         story.say(kind, who, m=m, times=TIMES[k], **slots)
-        n = story.work("{times} that number is {c} | {times} {n} is {c} | first, {c}", f"{n}*{k}", times=TIMES[k], n=str(n))
+        n = story.work(
+            "{times} that number is {c} | {times} {n} is {c} | first, {c}", f"{n}*{k}", times=TIMES[k], n=str(n)
+        )
         slots["why"] = f"{m} must be added"
     else:
         require(kind == "more" or m < n)
@@ -172,12 +195,23 @@ def ages(story: Story) -> None:
     story.say("{s} <be> {n} years old | {s} <be> now {n} | today {s} <turn> {n} | the age of {name} is {n}", a, n=n)
     k, m, times = story.between(2, 4), story.between(2, 15), story.rng.random() < 0.5
     if times:
-        story.say("{s} <be> {times} as old as {other} | {s} <have> lived {times} as long as {other}", b, times=TIMES[k], other=a.name)
+        story.say(
+            "{s} <be> {times} as old as {other} | {s} <have> lived {times} as long as {other}",
+            b,
+            times=TIMES[k],
+            other=a.name,
+        )
         expression = f"{n}*{k}"
     else:
         sign = story.pick("+ | -")
         require(sign == "+" or m < n - 2)
-        story.say("{s} <be> {m} years {how} than {other} | {s} <be> {how} than {other} by {m} years", b, m=m, other=a.name, how="older" if sign == "+" else "younger")
+        story.say(
+            "{s} <be> {m} years {how} than {other} | {s} <be> {how} than {other} by {m} years",
+            b,
+            m=m,
+            other=a.name,
+            how="older" if sign == "+" else "younger",
+        )
         expression = f"{n}{sign}{m}"
     older = story.work("{s} <be> {c} years old | {name}'s age is {c} years", expression, b)
     require(older < 95)
@@ -191,15 +225,24 @@ def ages(story: Story) -> None:
         story.work("{y} years ago {s} was {c} years old | before that, {s} was {c}", f"{older}-{y}", b, y=y)
     elif end == "gap":
         require(times)
-        story.ask("how many years older than {other} is {s} | by how many years is {s} older than {other}", b, other=a.name)
+        story.ask(
+            "how many years older than {other} is {s} | by how many years is {s} older than {other}", b, other=a.name
+        )
         story.work("{s} is {c} years older | the difference is {c} years", f"{older}-{n}", b)
     else:
         total = story.work("together they are {c} years old | the sum of the two ages is {c}", f"{n}+{older}")
         if end == "sum":
-            story.ask("in {y} years, what will be the sum of their ages | what will their ages add up to {y} years from now", y=y)
-            both = story.work("in {y} years both have grown older, by {c} years together | two people gain {c} years", f"2*{y}", y=y)
+            story.ask(
+                "in {y} years, what will be the sum of their ages | what will their ages add up to {y} years from now",
+                y=y,
+            )
+            both = story.work(
+                "in {y} years both have grown older, by {c} years together | two people gain {c} years", f"2*{y}", y=y
+            )
             story.work("the sum will be {c} | together they will be {c} years old", f"{total}+{both}")
         else:
-            story.say("{s} <be> half as old as the two of them together | {name}'s age is half of the sum of their ages", c)
+            story.say(
+                "{s} <be> half as old as the two of them together | {name}'s age is half of the sum of their ages", c
+            )
             story.ask("how old is {s} | what is the age of {name}", c)
             story.work("{s} <be> {c} years old | half of that is {c}", f"{total}/2", c)

@@ -7,7 +7,15 @@ from __future__ import annotations
 from evals.stories import phrases
 from evals.stories.story import DrawAgainError, Person, Story, dollars
 
-PARTS = {"half": (1, 2), "a third": (1, 3), "a quarter": (1, 4), "a fifth": (1, 5), "two thirds": (2, 3), "three quarters": (3, 4), "two fifths": (2, 5)}
+PARTS = {
+    "half": (1, 2),
+    "a third": (1, 3),
+    "a quarter": (1, 4),
+    "a fifth": (1, 5),
+    "two thirds": (2, 3),
+    "three quarters": (3, 4),
+    "two fifths": (2, 5),
+}
 TIMES = {2: "twice", 3: "three times", 4: "four times", 5: "five times"}
 
 
@@ -28,7 +36,9 @@ def part_of(story: Story, value: int) -> tuple[str, str]:
     return words, f"{value}/{bottom}" if top == 1 else f"{value}*{top}/{bottom}"
 
 
-def percent_of(story: Story, value: int, choices: tuple[int, ...] = (5, 10, 20, 25, 30, 40, 50, 60, 75)) -> tuple[str, str]:
+def percent_of(
+    story: Story, value: int, choices: tuple[int, ...] = (5, 10, 20, 25, 30, 40, 50, 60, 75)
+) -> tuple[str, str]:
     """A percentage that comes out whole: its words and the expression."""
     q = story.pick([q for q in choices if value * q % 100 == 0] or [50])
     return f"{q}%", f"{value}*{q}/100"
@@ -65,7 +75,13 @@ def spend_some(story: Story, who: Person, money: float) -> None:
     item = story.pick(list(phrases.GOODS))
     k, p = story.between(2, 4), cents(story, *phrases.GOODS[item])
     require(k * p < money)
-    story.say("with the money {s} <buy> {k} {item} for {p} each | {s} <spend> some of it on {k} {item} at {p} each | {s} then <buy> {k} {item}, each of which <cost:o> {p}", who, k=k, item=plural(item), p=dollars(p))
+    story.say(
+        "with the money {s} <buy> {k} {item} for {p} each | {s} <spend> some of it on {k} {item} at {p} each | {s} then <buy> {k} {item}, each of which <cost:o> {p}",
+        who,
+        k=k,
+        item=plural(item),
+        p=dollars(p),
+    )
     spent = story.work("cost", f"{k}*{dollars(p)}", who, item=plural(item))
     story.work("money left", f"{dollars(money)}-{dollars(spent)}", who)
     story.ask("money left", who)

@@ -11,7 +11,21 @@ from dataclasses import dataclass
 
 from evals.stories import phrases
 
-NUMBER_WORDS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
+NUMBER_WORDS = [
+    "zero",
+    "one",
+    "two",
+    "three",
+    "four",
+    "five",
+    "six",
+    "seven",
+    "eight",
+    "nine",
+    "ten",
+    "eleven",
+    "twelve",
+]
 
 
 class DrawAgainError(Exception):
@@ -140,7 +154,9 @@ class Story:
         """The question; `phrase` is a key of phrases.ASK or the alternatives themselves."""
         self.question = sentence(self.fill(self.pick(phrases.ASK.get(phrase, phrase)), who, slots)) + "?"
 
-    def work(self, phrase: str, expression: str, who: Person | None = None, money: bool | None = None, **slots) -> float:
+    def work(
+        self, phrase: str, expression: str, who: Person | None = None, money: bool | None = None, **slots
+    ) -> float:
         """One worked line, and its value; `$` before operands makes the result money unless `money` says otherwise."""
         money = "$" in expression if money is None else money
         plain = expression.replace("$", "")
