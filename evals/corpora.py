@@ -16,13 +16,13 @@ import argparse
 import hashlib
 import random
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from engine.errors import error, main_guard, nearest
-from evals import corpus_code, corpus_makers, corpus_sets, corpus_wiki
+from evals import corpus_code, corpus_makers, corpus_sets, corpus_wiki, word_problems
 from evals.corpus_files import AbsentText, default_cache, default_data_dir, locate
 
 __all__ = ["AbsentText", "Corpus", "Document", "available", "load", "training_documents"]
@@ -31,7 +31,7 @@ TABLE = Path(__file__).with_name("corpora.toml")
 ROLES = ("train", "calibration", "test")
 TRAINING_SEED = 20260
 
-# (path, options) -> units; what an environment provides also tells where it is from
+# (path, options) -> units; what needs no file (an environment provides or a generator writes it) also tells its origin
 MAKERS = {
     "bible": corpus_makers.bible,
     "gsm8k": corpus_sets.gsm8k,
@@ -50,6 +50,7 @@ ENVIRONMENT_MAKERS = {
     "installed_code": corpus_code.installed_code,
     "installed_docstrings": corpus_code.installed_docstrings,
     "standard_library": corpus_code.standard_library,
+    "word_problems": word_problems.word_problems,
 }
 
 
@@ -112,10 +113,15 @@ def text_hash(documents: tuple[Document, ...]) -> str:
     return digest.hexdigest()
 
 
-def units_of(corpus_id: str, data_dir: str | Path | None = None, cache_dir: str | Path | None = None):
-    """All units of a text before any is left out, and where they came from."""
+def units_of(
+    corpus_id: str,
+    data_dir: str | Path | None = None,
+    cache_dir: str | Path | None = None,
+    changed: dict | None = None,
+):
+    """All units of a text before any is left out, and where they came from; `changed` replaces some of its options."""
     row = row_of(corpus_id)
-    options = row.get("options", {})
+    options = row.get("options", {}) | (changed or {})
     if row["maker"] in ENVIRONMENT_MAKERS:
         units, origin = ENVIRONMENT_MAKERS[row["maker"]](None, options)
         return units, {"source": origin}
@@ -150,11 +156,19 @@ def load(corpus_id: str, data_dir: str | Path | None = None, cache_dir: str | Pa
 
 
 def training_documents(
-    seed: int = TRAINING_SEED, data_dir: str | Path | None = None, cache_dir: str | Path | None = None
+    seed: int = TRAINING_SEED,
+    data_dir: str | Path | None = None,
+    cache_dir: str | Path | None = None,
+    topics: Iterable[str] | None = None,
 ) -> Iterator[tuple[str, Document]]:
-    """Every training document with its topic, `repeat` times, in an order shuffled by `seed` (about 25 s to build)."""
-    pool = []
+    """Every training document with its topic, `repeat` times, in an order shuffled by `seed` (about 25 s to build).
+
+    `topics`: these alone; their order does not depend on what other texts there are.
+    """
+    pool, wanted = [], None if topics is None else set(topics)
     for corpus_id in available(role="train"):
+        if wanted is not None and row_of(corpus_id)["topic"] not in wanted:
+            continue
         corpus = load(corpus_id, data_dir, cache_dir)
         named = [(corpus.topic, Document(f"{corpus_id}/{doc.id}", doc.text)) for doc in corpus.documents]
         pool += named * row_of(corpus_id).get("repeat", 1)

@@ -85,7 +85,7 @@ def find(kept: bool) -> dict[str, list[str]]:
     """Overlapping units of every calibration and test text, of all units or of the `kept` ones."""
     calibration = texts_of(corpora.available(role="calibration"), kept)
     test = texts_of(corpora.available(role="test"), kept)
-    learnt = [text for rows in texts_of(corpora.available(role="train")).values() for _, text in rows]
+    learnt = [text for rows in texts_of(corpora.available(role="train"), kept=True).values() for _, text in rows]
     found = overlapping(calibration | test, learnt)
     asked = [text for name, rows in calibration.items() for unit, text in rows if unit not in set(found[name])]
     for name, units in overlapping(test, asked).items():

@@ -65,7 +65,7 @@ def gather(run: Run, texts: Path, log: list[dict], packed: Path, packed_loss: di
         "dense": run.settings.dense,
         "torch": torch.__version__,
         "texts": data["texts"],
-        "tokenised": data["topics"],
+        "tokenised": {topic: row for topic, row in data["topics"].items() if topic in seen},
         "heldout": heldout.evaluate(run.step, run.tokenizer, run.documents, recipe.batch),
         "heldout_packed": packed_loss,
         "curve": thinned([line for line in log if line.get("event") == "heldout"], CURVE_ROWS),
@@ -91,6 +91,10 @@ def finish(run: Run, texts: Path, folder: Path) -> dict:
 def table(head: list[str], rows: list[list]) -> str:
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
+
+
+def mixture(shares: dict[str, float]) -> str:
+    return ", ".join(f"{topic} {share:.0%}" for topic, share in sorted(shares.items()))
 
 
 def markdown(facts: dict) -> str:
@@ -120,7 +124,10 @@ def markdown(facts: dict) -> str:
     names = list(packed)
     curve = table(
         ["tokens", *names],
-        [[f"{line['tokens']:,}", *(line["topics"][n]["bits_per_byte"] for n in names)] for line in facts["curve"]],
+        [
+            [f"{line['tokens']:,}", *(line["topics"].get(n, {}).get("bits_per_byte", "-") for n in names)]
+            for line in facts["curve"]
+        ],
     )
     kind = "softmax weights renormalised over the chosen" if shape["norm_topk_prob"] else "softmax weights as they are"
     return f"""---
@@ -150,6 +157,9 @@ Python only.
 
 ## Held-out loss (calibration texts, the packed model, float32)
 
+Rows "{heldout.SEEN}" are not held out: their templates were trained on, their numbers and names are drawn anew. Beside
+`word_problems` they tell how much is a template known by heart.
+
 {losses}
 
 During training, bits a byte before packing:
@@ -157,6 +167,8 @@ During training, bits a byte before packing:
 {curve}
 
 ## Recipe
+
+Windows by topic: {mixture(recipe["shares"])}; in the decay: {mixture(recipe["decay_shares"] or recipe["shares"])}.
 
 {facts["steps"]:,} steps of {recipe["batch"]} windows of {shape["context"]} tokens ({facts["tokens_seen"]:,} tokens),
 seed {recipe["seed"]}, {facts["training_s"] / 3600:.1f} hours in steps on {facts["threads"]} threads (dense products in

@@ -1,8 +1,8 @@
 """Checkpoints of a run: everything the next step depends on, written whole, the last two kept.
 
-One safetensors file a checkpoint: parameters, momenta, and in its header the step, what was dealt of each
-topic, and the recipe's hash. Batches follow from what was dealt, so a resumed run takes the same steps as one
-never stopped.
+One safetensors file a checkpoint: parameters, momenta, and in its header the step, what was dealt of each topic (in all
+and before the decay), and the recipe's seed. Batches follow from what was dealt, so a resumed run takes the same steps
+as one never stopped.
 """
 
 from __future__ import annotations

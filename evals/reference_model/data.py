@@ -2,8 +2,8 @@
 
 `prepare` trains the tokenizer on a balanced sample of the training texts (never on test or calibration text),
 writes one uint16 array a topic into the run's folder, and records where every text came from. `Batches` deals
-windows of T+1 tokens by fixed shares of the topics; what the n-th batch holds depends on the recipe's seed
-and the counts dealt so far, nothing else.
+windows of T+1 tokens by fixed shares of the topics, other shares in the decay if the recipe has them; what the
+n-th batch holds depends on the recipe's seed, the counts dealt so far and the phase, nothing else.
 
 Every document is preceded by BOS, which is also what ends it. Windows cut long documents; attention never
 crosses a BOS.
@@ -82,12 +82,12 @@ def joined(texts: list[str], limit: int, seed: int) -> list[str]:
     return ["\n\n".join(run) for run in runs]
 
 
-def corpus_facts() -> list[dict]:
-    """Id, topic, licence, hash and origin of every training text, for the model card."""
+def corpus_facts(topics: Iterable[str]) -> list[dict]:
+    """Id, topic, licence, hash and origin of every training text of `topics`, for the model card."""
     from evals import corpora
 
     facts = []
-    for corpus_id in corpora.available(role="train"):
+    for corpus_id in [name for topic in topics for name in corpora.available(role="train", topic=topic)]:
         corpus = corpora.load(corpus_id)
         facts.append(
             {
@@ -103,37 +103,55 @@ def corpus_facts() -> list[dict]:
     return facts
 
 
-def prepare(folder: Path, vocabulary: int, join: dict[str, int], seed: int) -> dict:
-    """Make tokenizer.json, tokens.<topic>.npy and data.json in `folder` unless they are there; return data.json.
-
-    `join`: topics whose texts are joined to runs, and up to how many characters.
-    """
-    record = folder / "data.json"
-    if record.exists():
-        return json.loads(record.read_text())
+def gather(topics: Iterable[str], join: dict[str, int], seed: int) -> dict[str, list[str]]:
+    """The training texts of `topics`, those of `join` in runs."""
     from evals import corpora
 
-    texts = unique_texts(corpora.training_documents())
-    for topic, limit in join.items():
-        texts[topic] = joined(texts[topic], limit, seed)
-    tokenizer = train_tokenizer(texts, vocabulary)
-    if tokenizer.get_vocab_size() != vocabulary:
-        raise error(f"a tokenizer of {tokenizer.get_vocab_size()}", f"{vocabulary}", "give it more training text")
-    with atomic(folder / "tokenizer.json") as temporary:
-        tokenizer.save(str(temporary))
-    topics = {}
-    for topic in sorted(texts):
+    texts = unique_texts(corpora.training_documents(topics=topics))
+    return {topic: joined(rows, join[topic], seed) if topic in join else rows for topic, rows in texts.items()}
+
+
+def prepare(
+    folder: Path, vocabulary: int, join: dict[str, int], seed: int, shares: Iterable[str], more: Iterable[str] = ()
+) -> dict:
+    """Make tokenizer.json, tokens.<topic>.npy and data.json in `folder` unless they are there; return data.json.
+
+    The tokenizer is trained on the topics of `shares` alone. A folder that lacks some topic of `shares` or `more` gets
+    its tokens; what it has stays as it is. `join`: topics whose texts are joined to runs, up to how many characters.
+    """
+    from tokenizers import Tokenizer
+
+    record, shares = folder / "data.json", list(shares)
+    texts: dict[str, list[str]] = {}
+    if record.exists():
+        facts = json.loads(record.read_text())
+    else:
+        texts = gather(shares, join, seed)
+        tokenizer = train_tokenizer(texts, vocabulary)
+        if tokenizer.get_vocab_size() != vocabulary:
+            raise error(f"a tokenizer of {tokenizer.get_vocab_size()}", f"{vocabulary}", "give it more training text")
+        with atomic(folder / "tokenizer.json") as temporary:
+            tokenizer.save(str(temporary))
+        facts = {"topics": {}, "texts": [], "tokenizer_sha256": sha256(folder / "tokenizer.json")}
+    missing = sorted({*shares, *more} - set(facts["topics"]))
+    if not missing:
+        return facts
+    texts |= gather(set(missing) - set(texts), join, seed)
+    if absent := [topic for topic in missing if topic not in texts]:
+        raise error(f"no training text of topic '{absent[0]}'", "one of evals/corpora.toml", "mend the recipe")
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    for topic in missing:
         tokens = encode(tokenizer, texts[topic])
         path = folder / f"tokens.{topic}.npy"
         with atomic(path) as temporary:
             np.save(temporary, tokens)
-        topics[topic] = {
+        facts["topics"][topic] = {
             "documents": len(texts[topic]),
             "bytes": sum(len(text.encode()) for text in texts[topic]),
             "tokens": len(tokens),
             "sha256": sha256(path),
         }
-    facts = {"topics": topics, "texts": corpus_facts(), "tokenizer_sha256": sha256(folder / "tokenizer.json")}
+    facts["texts"] += corpus_facts(missing)
     write_json(record, facts)
     return facts
 
@@ -143,19 +161,42 @@ def open_tokens(folder: Path, topics: Iterable[str]) -> dict[str, np.ndarray]:
 
 
 class Batches:
-    """Windows [size, T+1] by fixed shares of the topics. State: how many windows of each topic were dealt (`dealt`)."""
+    """Windows [size, T+1] by fixed shares of the topics, by `decay_shares` once `begin_decay` was called.
 
-    def __init__(self, tokens: dict[str, np.ndarray], shares: dict[str, float], window: int, seed: int):
-        if set(shares) != set(tokens):
-            raise error(f"shares of {sorted(shares)}", f"one a topic: {sorted(tokens)}", "mend the recipe")
+    State: how many windows of each topic were dealt (`dealt`), and how many of them before the decay (`before`, None
+    until it begins): shares hold within a phase, a topic that comes late does not catch up.
+    """
+
+    def __init__(
+        self,
+        tokens: dict[str, np.ndarray],
+        shares: dict[str, float],
+        window: int,
+        seed: int,
+        decay_shares: dict[str, float] | None = None,
+    ):
+        topics = sorted(shares) + sorted(set(decay_shares or {}) - set(shares))  # a topic's number seeds its order
+        if set(topics) != set(tokens):
+            raise error(f"shares of {sorted(topics)}", f"one a topic: {sorted(tokens)}", "mend the recipe")
         short = [topic for topic, array in tokens.items() if len(array) < 2 * window + 1]
         if short:
             raise error(f"{len(tokens[short[0]])} tokens of {short[0]}", f"over {2 * window}", "use more text")
-        total = sum(shares.values())
-        self.tokens, self.window, self.seed = tokens, window, seed
-        self.shares = {topic: shares[topic] / total for topic in sorted(shares)}
-        self.dealt = dict.fromkeys(self.shares, 0)
+        self.tokens, self.window, self.seed, self.topics = tokens, window, seed, topics
+        self.shares = self.normalised(shares)
+        self.decay_shares = self.normalised(decay_shares or shares)
+        self.dealt = dict.fromkeys(topics, 0)
+        self.before: dict[str, int] | None = None
         self.orders: dict[str, tuple[int, int, np.ndarray]] = {}
+
+    def normalised(self, shares: dict[str, float]) -> dict[str, float]:
+        """Shares of a sum of one, in the order of the topics."""
+        total = sum(shares.values())
+        return {topic: shares[topic] / total for topic in self.topics if topic in shares}
+
+    def begin_decay(self) -> None:
+        """From here on by `decay_shares`; calling it again changes nothing."""
+        if self.before is None:
+            self.before = dict(self.dealt)
 
     def windows_a_round(self, topic: str) -> int:
         """Windows of one pass; the pass begins at a random offset below T, so cuts fall elsewhere each time."""
@@ -165,7 +206,7 @@ class Batches:
         count = self.windows_a_round(topic) + 1
         epoch, at = divmod(self.dealt[topic], count)
         if self.orders.get(topic, (-1,))[0] != epoch:
-            rng = np.random.default_rng([self.seed, list(self.shares).index(topic), epoch])
+            rng = np.random.default_rng([self.seed, self.topics.index(topic), epoch])
             self.orders[topic] = (epoch, int(rng.integers(self.window)), rng.permutation(count))
         _, offset, order = self.orders[topic]
         first = offset + int(order[at]) * self.window
@@ -174,9 +215,13 @@ class Batches:
 
     def next(self, size: int) -> np.ndarray:
         """The next batch: each window from the topic furthest behind its share."""
+        shares, before = self.shares, dict.fromkeys(self.topics, 0)
+        if self.before is not None:
+            shares, before = self.decay_shares, self.before
         rows = []
         for _ in range(size):
-            total = sum(self.dealt.values()) + 1
-            topic = max(self.shares, key=lambda name: self.shares[name] * total - self.dealt[name])
+            dealt = {topic: self.dealt[topic] - before[topic] for topic in self.topics}
+            total = sum(dealt.values()) + 1
+            topic = max(shares, key=lambda name: shares[name] * total - dealt[name])
             rows.append(self.deal(topic))
         return np.stack(rows).astype(np.int64)

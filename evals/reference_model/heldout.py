@@ -1,7 +1,8 @@
 """Loss on held-out documents by topic, during training: calibration texts, never test texts.
 
 Documents are scored alone, from BOS, in windows of the training length; bits a byte divides by the bytes of
-the scored text.
+the scored text. For word problems the templates of the training texts with new numbers are scored too, under a
+name that says so: they are not held out.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from evals.reference_model.model import Step
 
 PER_TOPIC = 16
 DOCUMENT_BYTES = 6000
+SEEN = "seen templates, new numbers"
+SEEN_SEED, SEEN_PROBLEMS, SEEN_BYTES = 90_210, 64, 2850
 
 
 def load_documents(per_topic: int = PER_TOPIC) -> dict[str, list[str]]:
@@ -29,6 +32,22 @@ def load_documents(per_topic: int = PER_TOPIC) -> dict[str, list[str]]:
             continue
         mine = found.setdefault(corpus.topic, [])
         mine += [document.text[:DOCUMENT_BYTES] for document in corpus.documents[:per_topic]]
+    return found | seen_templates(per_topic)
+
+
+def seen_templates(per_topic: int = PER_TOPIC) -> dict[str, list[str]]:
+    """Word problems of the training templates, drawn with another seed, in documents like the asked ones."""
+    from evals import corpora
+    from evals.corpus_makers import pack
+
+    found = {}
+    for corpus_id in ("train_gsm_symbolic", "train_word_problems"):
+        try:
+            units, _ = corpora.units_of(corpus_id, changed={"seed": SEEN_SEED, "count": SEEN_PROBLEMS})
+        except corpora.AbsentText:
+            continue
+        documents = [text for _, text in pack(units, SEEN_BYTES, "\n\n")]
+        found[f"{corpora.row_of(corpus_id)['topic']} ({SEEN})"] = documents[:per_topic]
     return found
 
 

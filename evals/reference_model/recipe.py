@@ -25,9 +25,10 @@ class Schedule:
 class Recipe:
     """What is trained.
 
-    `shares`: part of the windows by topic; `join`: topics of short texts, joined to runs of that length;
-    `balance`: weight of the load-balance loss; `batch`: windows a step; `dense`: dtype of
-    dense products.
+    `shares`: part of the windows by topic; `decay_shares`: the same from the first decay step on, also of topics that
+    `shares` lacks (the tokenizer is trained on the topics of `shares` alone); `join`: topics of short texts, joined to
+    runs of that length; `balance`: weight of the load-balance loss; `batch`: windows a step; `dense`: dtype of dense
+    products.
     """
 
     id: str
@@ -41,10 +42,15 @@ class Recipe:
     batch: int
     licence: str
     dense: str = "float32"
+    decay_shares: dict[str, float] | None = None
 
     @property
     def step_tokens(self) -> int:
         return self.batch * self.shape.context
+
+    def topics(self) -> list[str]:
+        """Those of `shares`, then those that the decay alone has."""
+        return sorted(self.shares) + sorted(set(self.decay_shares or {}) - set(self.shares))
 
     def total_steps(self) -> int:
         return (self.schedule.stable_tokens + self.schedule.decay_tokens) // self.step_tokens
@@ -79,6 +85,10 @@ def load(path: str | Path, model_id: str) -> Recipe:
         raise error(f"{path}: no model '{model_id}'", "one of its blocks", nearest(model_id, blocks))
     block, where = dict(blocks[model_id]), f"{path}, {model_id}"
     refuse_unknown(Recipe, block, where)
+    for key in ("shares", "decay_shares"):
+        total = sum((block.get(key) or {"": 1}).values())
+        if abs(total - 1) > 1e-6:
+            raise error(f"{where}: {key} sum to {total:g}", "1", "mend the recipe")
     for key, kind in (("shape", Shape), ("rates", Rates), ("schedule", Schedule)):
         block[key] = build(kind, block.get(key, {}), f"{where}, {key}")
     return build(Recipe, {"id": model_id, **block}, where)

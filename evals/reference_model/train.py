@@ -53,7 +53,7 @@ class Run:
         self.parameters = initial_parameters(recipe.shape, recipe.seed)
         self.step = Step(recipe.shape, self.parameters, settings.threads, recipe.balance, settings.dense)
         self.optimiser = Optimiser(self.parameters, self.step.gradients, recipe.rates)
-        self.batches = Batches(tokens, recipe.shares, recipe.shape.context, recipe.seed)
+        self.batches = Batches(tokens, recipe.shares, recipe.shape.context, recipe.seed, recipe.decay_shares)
 
     def decay(self) -> tuple[int, int]:
         """(first step of the decay, its steps): the recipe's, or the branch's."""
@@ -66,6 +66,8 @@ class Run:
         """One step; its loss, balance loss and gradient norm."""
         r = self.recipe
         factor = schedule(self.optimiser.count, r.schedule.warmup, *self.decay())
+        if r.decay_shares and self.optimiser.count >= self.decay()[0]:
+            self.batches.begin_decay()
         loss, balance = self.step.loss_and_gradients(self.batches.next(r.batch))
         if not loss < 50:
             raise error(f"loss {loss} at step {self.optimiser.count}", "a finite one", "lower the rates")
@@ -73,13 +75,20 @@ class Run:
         return {"loss": loss, "balance": balance, "norm": norm, "factor": factor}
 
     def save(self, folder: Path) -> Path:
-        return checkpoint.save(folder, self.optimiser, {"dealt": self.batches.dealt, "seed": self.recipe.seed})
+        state = {"dealt": self.batches.dealt, "before": self.batches.before, "seed": self.recipe.seed}
+        return checkpoint.save(folder, self.optimiser, state)
 
     def resume(self, path: Path) -> None:
-        state = checkpoint.load(path, self.optimiser)
-        if state["seed"] != self.recipe.seed or set(state["dealt"]) != set(self.batches.dealt):
+        """Go on from a checkpoint; it may lack topics that the decay alone has, of which nothing was dealt then.
+
+        A checkpoint at or before the first step of this run's decay begins the decay anew.
+        """
+        state, shares, topics = checkpoint.load(path, self.optimiser), set(self.recipe.shares), set(self.batches.topics)
+        if state["seed"] != self.recipe.seed or not shares <= set(state["dealt"]) <= topics:
             raise error(f"{path}: seed or topics of another recipe", "this recipe's", "use another --workdir")
-        self.batches.dealt = state["dealt"]
+        self.batches.dealt = dict.fromkeys(self.batches.topics, 0) | state["dealt"]
+        before = state.get("before") if self.optimiser.count > self.decay()[0] else None
+        self.batches.before = before and dict.fromkeys(self.batches.topics, 0) | before
 
     def last_step(self) -> int:
         natural, stop = sum(self.decay()), self.settings.stop_step

@@ -99,13 +99,14 @@ def test_attention_stays_inside_documents():
         assert np.abs(ours - expected.numpy()).max() < 1e-5
 
 
-def tiny_run(threads=1, **settings):
+def tiny_run(threads=1, decay_shares=None, **settings):
     recipe = Recipe(
         id="tiny", seed=5, shape=TINY, rates=Rates(), schedule=Schedule(3, 96 * 2 * 8, 96 * 2 * 4),
         shares={"a": 0.7, "b": 0.3}, join={}, balance=0.01, batch=2, licence="MIT",
+        decay_shares=decay_shares,
     )  # fmt: skip
     rng = np.random.default_rng(1)
-    tokens = {topic: rng.integers(0, 64, 2000).astype(np.uint16) for topic in "ab"}
+    tokens = {topic: rng.integers(0, 64, 2000).astype(np.uint16) for topic in sorted({*"ab", *(decay_shares or {})})}
     return train.Run(recipe, tokens, train.Settings(threads=threads, **settings), {}, None)
 
 
@@ -169,6 +170,81 @@ def test_batches_keep_shares_and_resume():
     again = tiny_run()
     again.batches.dealt = {"a": 21, "b": 9}
     assert all(np.array_equal(again.batches.next(2), one) for one in first[15:])
+
+
+LATE = {"a": 0.5, "0": 0.5}  # the new topic sorts first: it must not change the order of the others
+
+
+def test_decay_shares_change_the_decay_alone(tmp_path):
+    """Law: stable batches are the same; in the decay shares hold from its first step, a new topic does not catch up."""
+    plain, late = tiny_run(), tiny_run(decay_shares=LATE)
+    assert late.decay() == (8, 4)
+    for _ in range(8):
+        assert np.array_equal(plain.batches.next(2), late.batches.next(2))
+    late.batches.begin_decay()
+    before = dict(late.batches.dealt)
+    for _ in range(4):
+        late.batches.next(2)
+    assert {t: late.batches.dealt[t] - before[t] for t in "ab0"} == {"a": 4, "b": 0, "0": 4}
+
+
+@pytest.mark.parametrize("stop", [7, 8, 10])
+def test_resumed_with_decay_shares_equals_uninterrupted(tmp_path, stop):
+    whole, part = tiny_run(decay_shares=LATE), tiny_run(decay_shares=LATE, stop_step=stop)
+    train.train(whole, tmp_path / "whole")
+    train.train(part, tmp_path / "part")
+    rest = tiny_run(decay_shares=LATE)
+    rest.resume(checkpoint.latest(tmp_path / "part"))
+    train.train(rest, tmp_path / "part")
+    assert rest.batches.dealt == whole.batches.dealt and whole.batches.dealt["0"] == 4
+    assert torch.equal(weights_of(whole), weights_of(rest))
+
+
+def test_checkpoint_without_the_topics_of_the_decay_loads(tmp_path):
+    """A recipe may gain decay shares while its run goes on; a branch of that run decays by them too."""
+    old = tiny_run(stop_step=5)
+    train.train(old, tmp_path / "run")
+    path = checkpoint.latest(tmp_path / "run")
+    run = tiny_run(decay_shares=LATE)
+    run.resume(path)
+    assert run.batches.dealt == old.batches.dealt | {"0": 0}
+    branch = tiny_run(decay_shares=LATE, decay_from=5, decay_steps=2)
+    branch.resume(path)
+    assert train.train(branch, tmp_path / "branch") is True
+    assert branch.batches.dealt["0"] == 2
+    with pytest.raises(UserError, match="topics of another recipe"):
+        tiny_run().resume(checkpoint.latest(tmp_path / "branch"))
+
+
+def test_prepare_adds_topics_and_touches_nothing_else(tmp_path, monkeypatch):
+    from evals import corpora
+    from evals.reference_model import data
+
+    words = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
+    rows = [(t, corpora.Document(f"{t}/{n}", " ".join(words[n % 12 :]) * 30)) for t in "abc" for n in range(9)]
+    asked = []
+
+    def documents(topics):
+        asked.append(sorted(topics))
+        return [row for row in rows if row[0] in topics]
+
+    monkeypatch.setattr(corpora, "training_documents", documents)
+    monkeypatch.setattr(data, "corpus_facts", lambda topics: [{"topic": topic} for topic in topics])
+    first = data.prepare(tmp_path, 270, {"b": 500}, 1, "ab")
+    kept = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.name != "data.json"}
+    more = data.prepare(tmp_path, 270, {"b": 500}, 1, "ab", "ac")
+    assert asked == [["a", "b"], ["c"]] and set(more["topics"]) == set("abc") and set(first["topics"]) == set("ab")
+    assert all((tmp_path / name).read_bytes() == content for name, content in kept.items())
+    assert more["topics"]["a"] == first["topics"]["a"] and [row["topic"] for row in more["texts"]] == ["a", "b", "c"]
+    assert data.prepare(tmp_path, 270, {}, 1, "ab", "c") == more
+    with pytest.raises(UserError, match="no training text of topic 'd'"):
+        data.prepare(tmp_path, 270, {}, 1, "ab", "d")
+
+
+def test_shares_that_do_not_sum_to_one_are_refused(tmp_path):
+    (tmp_path / "r.yaml").write_text("x:\n  decay_shares: {a: 0.5, b: 0.4}\n")
+    with pytest.raises(UserError, match=r"decay_shares sum to 0\.9"):
+        load_recipe(tmp_path / "r.yaml", "x")
 
 
 @pytest.fixture

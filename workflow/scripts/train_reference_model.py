@@ -60,8 +60,8 @@ def main() -> None:
     folder = Path(arguments.workdir or f"results/training/{arguments.id}")
     folder.mkdir(parents=True, exist_ok=True)
     texts = arguments.data or folder
-    facts = data.prepare(texts, chosen.shape.vocabulary, chosen.join, chosen.seed)
-    tokens = data.open_tokens(texts, facts["topics"])
+    data.prepare(texts, chosen.shape.vocabulary, chosen.join, chosen.seed, chosen.shares, chosen.decay_shares or ())
+    tokens = data.open_tokens(texts, chosen.topics())
     decay = {}
     if arguments.decay_from:
         first = checkpoint.step_of(arguments.decay_from)
