@@ -1,6 +1,6 @@
 """Word problems of our own: grade-school arithmetic stories with worked answers, in the layout of GSM8K.
 
-A story is drawn from one of the scenes (evals/stories), which chain one to nine relations between quantities, each with
+A story is drawn from one of the scenes (evals/stories), which chain two to eleven relations of quantities, each with
 several phrasings. Every worked step is written from an expression that is evaluated when it is written, so text and
 arithmetic cannot part. Quantities are whole, or dollars with cents: a scene that comes out otherwise is thrown away
 and drawn again. Nothing is read from a file and no text is copied.

@@ -136,7 +136,8 @@ def prepare(
     missing = sorted({*shares, *more} - set(facts["topics"]))
     if not missing:
         return facts
-    texts |= gather(set(missing) - set(texts), join, seed)
+    if unread := set(missing) - set(texts):
+        texts |= gather(unread, join, seed)
     if absent := [topic for topic in missing if topic not in texts]:
         raise error(f"no training text of topic '{absent[0]}'", "one of evals/corpora.toml", "mend the recipe")
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))

@@ -106,7 +106,9 @@ def tiny_run(threads=1, decay_shares=None, **settings):
         decay_shares=decay_shares,
     )  # fmt: skip
     rng = np.random.default_rng(1)
-    tokens = {topic: rng.integers(0, 64, 2000).astype(np.uint16) for topic in sorted({*"ab", *(decay_shares or {})})}
+    tokens = {
+        topic: rng.integers(0, 64, 2000).astype(np.uint16) for topic in dict.fromkeys([*"ab", *(decay_shares or {})])
+    }
     return train.Run(recipe, tokens, train.Settings(threads=threads, **settings), {}, None)
 
 
