@@ -523,26 +523,32 @@ def complete_load(slots, experts, row, e):
 
 
 @njit(cache=True)
-def _link_next_use(experts, step, chosen):
-    """For belady: the next demand of every demand [T, K], and every expert's first, by one pass backwards."""
-    T, K = chosen.shape
-    for e in range(experts.size):
-        experts[e].next_use = NEVER
+def link_next_use(next_use, step, chosen, first, stride):
+    """For belady: the next demand [T, K] of every demand of rows first, first + stride, ... of chosen.
+
+    One pass backwards. next_use [E]: each expert's first demand after these rows (NEVER: none); it is left at the first
+    from `step` on, the step of the first row.
+    """
+    T, K = (chosen.shape[0] - first + stride - 1) // stride, chosen.shape[1]
     linked = np.empty((T, K), np.int32)
     for t in range(T - 1, -1, -1):
         for k in range(K):
-            linked[t, k] = experts[chosen[t, k]].next_use
+            linked[t, k] = next_use[chosen[first + t * stride, k]]
         for k in range(K):
-            experts[chosen[t, k]].next_use = step + t
+            next_use[chosen[first + t * stride, k]] = step + t
     return linked
 
 
 @njit(cache=True, inline="always")
-def _usable(events, t):
+def ready(events, t):
     """Event t has numbers for scores, a positive finite sum of weights, and K distinct experts.
 
-    Reading the row of scores in order also brings it into the cache; stand-ins read it out of order.
+    Fills its chosen_scores where there are all scores. Reading the row of scores in order also brings it into the
+    cache; stand-ins read it out of order.
     """
+    if events.scores.shape[1] > 0:
+        for k in range(events.chosen.shape[1]):
+            events.chosen_scores[t, k] = events.scores[t, events.chosen[t, k]]
     bad = 0
     for e in range(events.scores.shape[1]):
         bad += events.scores[t, e] != events.scores[t, e]
@@ -555,16 +561,9 @@ def _usable(events, t):
     return bad == 0 and 0.0 < total < np.inf
 
 
-@njit(cache=True, nogil=True)
-def scan(state, r, rule, events, log):
-    """All T events of row `r` in order; fills `log`, returns the moves [N] MOVE and the event that stopped it, or -1.
-
-    An event that is not `_usable` stops the scan undecided; the events before it stay decided.
-    `belady` sees the future of this call alone: give it the whole trace at once.
-    """
-    slots, experts, row = state.slots[r], state.experts[r], state.rows[r]
-    T, K = events.chosen.shape
-    work = Work(
+@njit(cache=True, inline="always")
+def make_work(K):
+    return Work(
         np.empty(K, np.int64),
         np.empty(K, np.int64),
         np.empty(K, np.float32),
@@ -572,22 +571,46 @@ def scan(state, r, rule, events, log):
         np.empty(K, np.int64),
         np.empty(K, np.float64),
     )
+
+
+@njit(cache=True, inline="always")
+def room_for_event(moves, n, slots):
+    """`moves`, or a longer copy: an event logs at most S - K arrivals, K fetches and S - K issues."""
+    if n + 3 * slots <= moves.size:
+        return moves
+    longer = np.empty(2 * moves.size + 3 * slots, moves.dtype)
+    longer[:n] = moves[:n]
+    return longer
+
+
+@njit(cache=True, nogil=True)
+def scan(state, r, rule, events, log, first, stride, linked):
+    """The events of row `r` of state in order; fills `log`, returns the moves [N] MOVE and what stopped it, or -1.
+
+    They are rows first, first + stride, ... of events and log: 0 and 1 for one layer's own arrays, layer and L for
+    tokens x layers. An event that is not `ready` stops the scan undecided; the events before it stay decided, and its
+    place in the sequence is returned. `belady` sees the future of this call alone where `linked` has width 0; else
+    linked [T, K] is the next demand of every demand (`link_next_use`), and the state knows every expert's first.
+    """
+    slots, experts, row = state.slots[r], state.experts[r], state.rows[r]
+    K = events.chosen.shape[1]
+    T = (events.chosen.shape[0] - first + stride - 1) // stride
+    work = make_work(K)
     moves = np.empty(T + 8 * slots.size, MOVE)
     n = 0
     clairvoyant = rule.eviction == 0
-    linked = _link_next_use(experts, row.step, events.chosen) if clairvoyant else np.empty((0, 0), np.int32)
-    for t in range(T):
-        if events.scores.shape[1] > 0:
-            for k in range(K):
-                events.chosen_scores[t, k] = events.scores[t, events.chosen[t, k]]
-        if not _usable(events, t):
-            return moves[:n].copy(), t
-        if n + 3 * slots.size > moves.size:  # an event logs at most S - K arrivals, K fetches, S - K issues
-            longer = np.empty(2 * moves.size, MOVE)
-            longer[:n] = moves[:n]
-            moves = longer
+    if clairvoyant and linked.shape[1] == 0:
+        next_use = np.full(experts.size, NEVER)
+        linked = link_next_use(next_use, row.step, events.chosen, first, stride)
+        for e in range(experts.size):
+            experts[e].next_use = next_use[e]
+    for i in range(T):
+        t = first + i * stride
+        if not ready(events, t):
+            return moves[:n].copy(), i
+        moves = room_for_event(moves, n, slots.size)
         if clairvoyant:
             for k in range(K):
-                experts[events.chosen[t, k]].next_use = linked[t, k]
+                experts[events.chosen[t, k]].next_use = linked[i, k]
         n = decide_event(slots, experts, row, rule, events, t, log, moves, n, work)
     return moves[:n].copy(), -1

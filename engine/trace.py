@@ -21,12 +21,17 @@ from engine.residency import Demand, Residency
 
 @dataclass(frozen=True)
 class RouterTrace:
-    """One text under exact execution: chosen int16, weights, chosen_scores float32 [T, L, K] in the model's order."""
+    """One text under exact execution: chosen int16, weights, chosen_scores float32 [T, L, K] in the model's order.
+
+    Where they were recorded: scores, logits [T, L, E] float32; logits None are the scores.
+    """
 
     chosen: np.ndarray
     weights: np.ndarray
     chosen_scores: np.ndarray
     experts: int  # E
+    scores: np.ndarray | None = None
+    logits: np.ndarray | None = None
 
     @property
     def g(self) -> np.ndarray:
