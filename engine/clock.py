@@ -1,7 +1,7 @@
 """The clock: seconds of every token, and background loads that complete when their transfer has ended.
 
-`add_times` prices decisions that were already made: without background loads they do not depend on time. `run` makes
-them token by token in all layers, and moves a single background transfer on while the model computes:
+`add_times` prices decisions that were already made: without background loads they do not depend on time.
+`decide_by_clock` makes them token by token in all layers, while a single background transfer moves on beside compute:
 
     layer_s | the layer has routed: ended loads of this layer arrive, decide | event_s | wait | experts_s | queue
 
@@ -35,11 +35,16 @@ from engine.decision import (
     MOVE,
     PROMOTED,
     SUBSTITUTE,
+    Events,
+    Log,
+    Rule,
+    State,
+    Work,
     complete_load,
     decide_event,
     make_work,
     ready,
-    room_for_event,
+    refresh_keys,
 )
 
 LOAD = np.dtype([("layer", np.int32), ("expert", np.int32), ("issued", np.int32)], align=True)  # issued: step
@@ -106,9 +111,8 @@ class Seconds(NamedTuple):
     records: np.ndarray  # [T] int64, fetched in the foreground
 
 
-@njit(cache=True, inline="always")
-def _new_seconds(T):
-    return Seconds(np.zeros(T), np.zeros(T), np.zeros(T), np.zeros(T, np.int64))
+def new_seconds(tokens: int) -> Seconds:
+    return Seconds(np.zeros(tokens), np.zeros(tokens), np.zeros(tokens), np.zeros(tokens, np.int64))
 
 
 # ---- counting -------------------------------------------------------------------------------------------------------
@@ -136,10 +140,9 @@ def _tally(log, totals, layer, t):
     return K - dropped, fetched
 
 
-@njit(cache=True, nogil=True)
-def add_times(layers, log, times, totals):
-    """Seconds of decisions without background loads; log is over [T * L] events, tokens outermost."""
-    seconds = _new_seconds(log.kind.shape[0] // layers)
+@njit(cache=True, nogil=True, _nrt=False)
+def add_times(layers, log, times, totals, seconds):
+    """Of decisions without background loads: log is over [T * L] events, tokens outermost; fills totals and seconds."""
     for token in range(seconds.records.size):
         for layer in range(layers):
             executed, fetched = _tally(log, totals, layer, token * layers + layer)
@@ -148,7 +151,6 @@ def add_times(layers, log, times, totals):
             seconds.records[token] += fetched
         seconds.work_s[token] += times.token_s
         seconds.compute_s[token] = seconds.work_s[token]
-    return seconds
 
 
 # ---- the line -------------------------------------------------------------------------------------------------------
@@ -257,71 +259,92 @@ def _wait(line, times, layer, moves, before, n):
 
 
 # ---- token by token -------------------------------------------------------------------------------------------------
-def _compiled(decision_hash: str):
-    @njit(cache=True, nogil=True)
-    def run(state, first_row, layers, rule, events, log, times, line, totals):
-        """T tokens in all L layers of one lane; rule.delay must be 0. events and log are [T * L], tokens outermost.
+class Journal(NamedTuple):
+    """What `run` writes as it goes, with room for more than one token's moves."""
 
-        Returns Seconds, moves [N] MOVE, the layer of each move, the delays in steps of the loads that arrived, and the
-        row of events that was refused, or -1.
+    moves: np.ndarray  # [N] MOVE
+    layer: np.ndarray  # [N] int32, of each move
+    delay: np.ndarray  # [N] int32, steps from issue to arrival of the loads that arrived, a list apart
+
+
+def _compiled(decision_hash: str):
+    @njit(cache=True, nogil=True, _nrt=False)
+    def run(state, layers, rule, events, log, times, line, totals, seconds, work, keys, journal, token):
+        """Tokens from `token` on in all L layers of lane 0, until the events or the journal's room end.
+
+        Returns (next token, moves, arrivals, row of events that was refused or -1).
         """
         _ = decision_hash
-        T, slots = events.chosen.shape[0] // layers, state.slots.shape[1]
-        seconds = _new_seconds(T)
-        work = make_work(events.chosen.shape[1])
-        moves = np.empty(T * layers + 8 * slots, MOVE)
-        layer_of = np.empty(moves.size, np.int32)
-        delays = np.empty(moves.size, np.int32)
+        slots = keys.shape[1]
+        for layer in range(layers):
+            refresh_keys(state.slots[layer], state.experts[layer], state.rows[layer], rule, keys[layer])
+        moves = journal.moves
         n = arrived = 0
-        for token in range(T):
+        while token < seconds.records.size and n + layers * 3 * slots <= moves.size:
             for layer in range(layers):
                 t = token * layers + layer
                 if not ready(events, t):
-                    return seconds, moves[:n], layer_of[:n], delays[:arrived], t
-                moves = room_for_event(moves, n, slots)
-                if layer_of.size < moves.size:
-                    longer = np.empty(moves.size, np.int32)
-                    longer[:n] = layer_of[:n]
-                    layer_of = longer
-                    longer = np.empty(moves.size, np.int32)
-                    longer[:arrived] = delays[:arrived]
-                    delays = longer
-                slot_row, experts, row = (
-                    state.slots[first_row + layer],
-                    state.experts[first_row + layer],
-                    state.rows[first_row + layer],
-                )
-                compute_s = _compute(line, times, times.layer_s)
+                    return token, n, arrived, t
+                slot_row, experts, row = state.slots[layer], state.experts[layer], state.rows[layer]
                 before = n
+                compute_s = _compute(line, times, times.layer_s)
                 for i in range(line.done_count[layer]):
                     load = line.done[layer, i]
                     move = moves[n]
                     move.step, move.expert, move.victim, move.cause = row.step, load.expert, -1, ARRIVED
                     move.slot = experts[load.expert].load_slot
                     complete_load(slot_row, experts, row, load.expert)
-                    delays[arrived] = row.step - load.issued
+                    journal.delay[arrived] = row.step - load.issued
                     arrived += 1
                     n += 1
-                line.done_count[layer] = 0
-                n = decide_event(slot_row, experts, row, rule, events, t, log, moves, n, work)
-                for i in range(before, n):
-                    layer_of[i] = layer
+                if n > before:
+                    refresh_keys(slot_row, experts, row, rule, keys[layer])
+                    line.done_count[layer] = 0
+                scratch = Work(work.rank, work.order, work.g, work.kind, work.picked, work.picked_score, keys[layer])
+                n = decide_event(slot_row, experts, row, rule, events, t, log, moves, n, scratch)
                 executed, _fetched = _tally(log, totals, layer, t)
                 compute_s += _compute(line, times, times.event_s)
                 stall_s, records = _wait(line, times, layer, moves, before, n)
                 compute_s += _compute(line, times, times.experts_s[executed])
+                for i in range(before, n):
+                    journal.layer[i] = layer
+                    if moves[i].cause == ISSUED:
+                        _enqueue(line, times, layer, moves[i].expert, moves[i].step)
                 seconds.work_s[token] += times.layer_s + times.event_s + times.experts_s[executed]
                 seconds.compute_s[token] += compute_s
                 seconds.stall_s[token] += stall_s
                 seconds.records[token] += records
-                for i in range(before, n):
-                    if moves[i].cause == ISSUED:
-                        _enqueue(line, times, layer, moves[i].expert, moves[i].step)
-            seconds.compute_s[token] += _compute(line, times, times.token_s)
             seconds.work_s[token] += times.token_s
-        return seconds, moves[:n], layer_of[:n], delays[:arrived], -1
+            seconds.compute_s[token] += _compute(line, times, times.token_s)
+            token += 1
+        return token, n, arrived, -1
 
     return run
 
 
 run = _compiled(hashlib.sha256(Path(engine.decision.__file__).read_bytes()).hexdigest())
+
+
+def decide_by_clock(
+    state: State, layers: int, rule: Rule, events: Events, log: Log, times: Times, line: Line, totals: Totals
+) -> tuple[Seconds, list[np.ndarray], np.ndarray, int]:
+    """All tokens of events [T * L], tokens outermost, in lane 0; rule.delay must be 0. Fills log, line and totals.
+
+    Returns seconds, moves by layer, the delays [tokens] of the loads that arrived, and the row of events that was
+    refused, or -1.
+    """
+    tokens, slots = len(events.chosen) // layers, state.slots.shape[1]
+    seconds, keys = new_seconds(tokens), np.empty((layers, slots))
+    work = make_work(events.chosen.shape[1], keys[0])
+    room = tokens * layers + 6 * slots * layers
+    journal = Journal(np.empty(room, MOVE), np.empty(room, np.int32), np.empty(room, np.int32))
+    moves: list[list[np.ndarray]] = [[] for _ in range(layers)]
+    delays, token, stopped = [], 0, -1
+    while token < tokens and stopped < 0:
+        token, n, arrived, stopped = run(
+            state, layers, rule, events, log, times, line, totals, seconds, work, keys, journal, token
+        )
+        for layer in range(layers):
+            moves[layer].append(journal.moves[:n][journal.layer[:n] == layer])
+        delays.append(journal.delay[:arrived].copy())
+    return seconds, [np.concatenate(parts) for parts in moves], np.concatenate(delays), stopped

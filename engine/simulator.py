@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from engine.clock import Times, add_times, new_line, new_totals, run
+from engine.clock import Times, add_times, decide_by_clock, new_line, new_seconds, new_totals
 from engine.decision import FETCHED, ISSUED, NEVER, Log, link_next_use
 from engine.errors import error
 from engine.log import DecisionLog, count, join_moves
@@ -150,17 +150,17 @@ def simulate(
             if policy.beta is None:
                 log, moves = residency.decide_layers(0, **arrays, linked=linked)
                 flat = Log(*(array.reshape(-1, *array.shape[2:]) for array in log))
-                parts.append(add_times(trace.layers, flat, times, totals))
+                seconds = new_seconds(len(part.chosen))
+                add_times(trace.layers, flat, times, totals, seconds)
             else:
                 events, flat = residency.arrays(**arrays)
-                seconds, moved, layer_of, delay, stopped = run(
-                    residency.state, 0, trace.layers, residency.rule, events, flat, times, line, totals
+                seconds, moves, delay, stopped = decide_by_clock(
+                    residency.state, trace.layers, residency.rule, events, flat, times, line, totals
                 )
                 if stopped >= 0:
                     raise stopped_at(stopped // trace.layers, stopped % trace.layers)
-                moves = [moved[layer_of == layer] for layer in range(trace.layers)]
-                parts.append(seconds)
                 delays.append(delay)
+            parts.append(seconds)
             causes += [np.bincount(m["cause"], minlength=4) for m in moves]
             kept.add(flat, moves)
     work_s, compute_s, stall_s, records = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))

@@ -40,7 +40,7 @@ class Chunked:
 
 
 def by_hand(events: list[list[dict[int, float]]], experts: int) -> Chunked:
-    """events[t][layer]: {expert: gate weight} in the router's order. Scores: the weight of a chosen one, else -1 - id."""
+    """events[t][layer]: {expert: gate weight} in the router's order. Scores: a chosen one's weight, else -1 - id."""
     chosen = np.array([[list(event) for event in token] for token in events])
     weights = np.array([[list(event.values()) for event in token] for token in events], np.float32)
     scores = np.broadcast_to(-1.0 - np.arange(experts, dtype=np.float32), (*chosen.shape[:2], experts)).copy()
