@@ -205,7 +205,7 @@ def bench_lru(repeats: int) -> dict:
     our_best, their_best = (1e9 * min(s[1:]) / requests for s in (ours, theirs))
     print(
         f"lru        simulator {our_ns:.1f} ns an expert request, libcachesim {their_ns:.1f}: ratio "
-        f"{our_ns / their_ns:.2f} (at most 1.0 wanted); fastest of {repeats}: {our_best:.1f} and {their_best:.1f}; miss "
+        f"{our_ns / their_ns:.2f} (at most 1.0 wanted); fastest of {repeats}: {our_best:.1f}, {their_best:.1f}; miss "
         f"rate {1 - simulation.kinds[0, 0] / requests:.4f} by whole events, {miss_rate:.4f} one request at a time"
     )
     return {"simulator_ns": our_ns, "libcachesim_ns": their_ns, "ratio": our_ns / their_ns}
