@@ -116,7 +116,7 @@ class Events(NamedTuple):
 
 
 class Work(NamedTuple):
-    """Scratch of one event, all [K]; made once a scan, by rank where it does not say otherwise."""
+    """Scratch, made once a scan: of one event [K], by rank where it does not say otherwise; of one row of state [S]."""
 
     rank: np.ndarray  # int64, rank of each position
     order: np.ndarray  # int64, position of each rank
@@ -124,6 +124,7 @@ class Work(NamedTuple):
     kind: np.ndarray  # int64
     picked: np.ndarray  # int64, stand-ins, best first
     picked_score: np.ndarray  # float64
+    keys: np.ndarray  # [S] float64, eviction score of the resident; inf: none, or this event uses it
 
 
 class Log(NamedTuple):
@@ -165,40 +166,61 @@ def _eviction_score(expert, e, row, rule):
     return _hash(rule.seed, 1, row.layer, row.step, e)  # random
 
 
-@njit(cache=True, inline="always")
-def _find_victim(slots, experts, row, rule):
-    """Slot of the resident with the lowest (score, last use, id) among those this event does not use, or -1."""
-    best = -1
-    best_slot = -1
-    best_score = np.inf
+@njit(cache=True)
+def refresh_keys(slots, experts, row, rule, keys):
+    """Keys of one row, from its state: before its first event, and after `complete_load`."""
     for slot in range(slots.size):
         e = slots[slot].expert
-        if e < 0:
-            continue
-        score = _eviction_score(experts[e], e, row, rule)
-        if score > best_score or experts[e].in_use == row.step:
-            continue
-        if score == best_score and best >= 0:
-            used, best_used = experts[e].last_used, experts[best].last_used
-            if used > best_used or (used == best_used and e > best):
-                continue
-        best, best_slot, best_score = e, slot, score
+        keys[slot] = np.inf
+        if e >= 0 and experts[e].in_use != row.step:
+            keys[slot] = _eviction_score(experts[e], e, row, rule)
+
+
+@njit(cache=True, fastmath={"nnan", "nsz"}, _nrt=False)
+def _lowest(keys):
+    """Compiled apart: with leave to reorder comparisons it runs over several slots at once, and no key is no number."""
+    lowest = np.inf
+    for slot in range(keys.size):
+        lowest = min(lowest, keys[slot])
+    return lowest
+
+
+@njit(cache=True, inline="always")
+def _find_victim(slots, experts, row, rule, keys):
+    """Slot of the resident with the lowest (score, last use, id) among those this event does not use, or -1."""
+    if rule.eviction == 5:  # random: another number every step
+        for slot in range(slots.size):
+            if keys[slot] < np.inf:
+                keys[slot] = _eviction_score(experts[slots[slot].expert], slots[slot].expert, row, rule)
+    lowest = _lowest(keys)
+    best = -1
+    best_slot = -1
+    if lowest < np.inf:
+        for slot in range(slots.size):
+            if keys[slot] == lowest:
+                e = slots[slot].expert
+                if best >= 0:
+                    used, best_used = experts[e].last_used, experts[best].last_used
+                    if used > best_used or (used == best_used and e > best):
+                        continue
+                best, best_slot = e, slot
     return best_slot
 
 
 @njit(cache=True, inline="always")
-def _vacate(slots, experts, row, rule):
+def _vacate(slots, experts, row, rule, keys):
     """A slot to load into: (free slot, -1), else (the victim's slot, victim), else (-1, -1)."""
     if row.free > 0:
         for slot in range(slots.size):
             if slots[slot].expert < 0 and slots[slot].load < 0:
                 row.free -= 1
                 return slot, -1
-    slot = _find_victim(slots, experts, row, rule)
+    slot = _find_victim(slots, experts, row, rule, keys)
     if slot < 0:
         return -1, -1
     victim = slots[slot].expert
     slots[slot].expert = -1
+    keys[slot] = np.inf
     experts[victim].slot = -1
     if experts[victim].missing_mass >= rule.beta:
         _add_over(experts, row, victim)
@@ -308,20 +330,20 @@ def _mark_misses(rule, g, kind):
 
 # ---- stand-ins and their weights ------------------------------------------------------------------------------------
 @njit(cache=True, inline="always")
-def _pick_standins(slots, experts, row, rule, scores, t, wanted, work):
+def _pick_standins(slots, row, rule, scores, t, wanted, work):
     """The `wanted` best residents that this event does not use, best first, into picked[:n]; returns n <= wanted."""
     picked, picked_score = work.picked, work.picked_score
     n = 0
     last = -np.inf  # score of the worst of a full list
     for slot in range(slots.size):
-        e = slots[slot].expert
-        if e < 0:
+        if work.keys[slot] == np.inf:
             continue
+        e = slots[slot].expert
         if rule.standin == 0:  # next_best
             score = np.float64(scores[t, e])
         else:  # random
             score = _hash(rule.seed, 2, row.layer, row.step, e)
-        if score < last or experts[e].in_use == row.step:
+        if score < last:
             continue
         if n == wanted:
             if score == last and e > picked[n - 1]:
@@ -376,12 +398,12 @@ def _combine_weights(rule, events, log, t):
 def decide_event(slots, experts, row, rule, events, t, log, moves, n, work):
     """Event `t` of one row of state. `n` moves are logged so far; returns the new count.
 
-    slots [S], experts [E], row: one row of State.
+    slots [S], experts [E], row: one row of State, whose keys `work` holds.
     """
     chosen, chosen_scores = events.chosen, events.chosen_scores
     K = chosen.shape[1]
     step = row.step
-    order, g, kind, picked = work.order, work.g, work.kind, work.picked
+    order, g, kind, picked, keys = work.order, work.g, work.kind, work.picked, work.keys
 
     # loads that are due by now
     i = 0
@@ -390,6 +412,7 @@ def decide_event(slots, experts, row, rule, events, t, log, moves, n, work):
         if experts[e].due <= step:
             slot = _end_load(slots, experts, row, e)  # the last of the list takes place i
             _settle(slots, experts, row, slot, e)
+            keys[slot] = _eviction_score(experts[e], e, row, rule)
             n = _record(moves, n, step, e, slot, -1, ARRIVED)
         else:
             i += 1
@@ -419,6 +442,7 @@ def decide_event(slots, experts, row, rule, events, t, log, moves, n, work):
         if experts[chosen[t, k]].slot >= 0:
             kind[rank] = HIT
             experts[chosen[t, k]].in_use = step
+            keys[experts[chosen[t, k]].slot] = np.inf
         else:
             kind[rank] = FETCH
             misses += 1
@@ -432,13 +456,14 @@ def decide_event(slots, experts, row, rule, events, t, log, moves, n, work):
         for rank in range(K):
             wanted += kind[rank] == SUBSTITUTE
         if wanted > 0:
-            found = _pick_standins(slots, experts, row, rule, events.scores, t, wanted, work)
+            found = _pick_standins(slots, row, rule, events.scores, t, wanted, work)
             taken = 0
             for rank in range(K):
                 if kind[rank] == SUBSTITUTE:
                     if taken < found:
                         log.executed[t, order[rank]] = picked[taken]
                         experts[picked[taken]].in_use = step
+                        keys[experts[picked[taken]].slot] = np.inf
                         taken += 1
                     else:
                         kind[rank] = FETCH
@@ -454,7 +479,7 @@ def decide_event(slots, experts, row, rule, events, t, log, moves, n, work):
             else:
                 if experts[e].missing_mass >= rule.beta:
                     _remove_over(experts, row, e)
-                slot, victim = _vacate(slots, experts, row, rule)
+                slot, victim = _vacate(slots, experts, row, rule, keys)
                 n = _record(moves, n, step, e, slot, victim, FETCHED)
             _settle(slots, experts, row, slot, e)
             experts[e].in_use = step
@@ -485,6 +510,7 @@ def decide_event(slots, experts, row, rule, events, t, log, moves, n, work):
         row.unit /= _RESCALE
         for e in range(experts.size):
             experts[e].decayed /= _RESCALE
+        refresh_keys(slots, experts, row, rule, keys)
 
     # 7. background: the most missed first; the victim leaves when the load is issued
     while row.over > 0 and row.pending < slots.size - K:
@@ -494,7 +520,7 @@ def decide_event(slots, experts, row, rule, events, t, log, moves, n, work):
             mass, best_mass = experts[e].missing_mass, experts[best].missing_mass
             if mass > best_mass or (mass == best_mass and e < best):
                 best = e
-        slot, victim = _vacate(slots, experts, row, rule)
+        slot, victim = _vacate(slots, experts, row, rule, keys)
         if slot < 0:
             break
         _remove_over(experts, row, best)
@@ -506,6 +532,12 @@ def decide_event(slots, experts, row, rule, events, t, log, moves, n, work):
         slots[row.pending].pending = best
         row.pending += 1
         n = _record(moves, n, step, best, slot, victim, ISSUED)
+
+    # what this event used may leave from now on
+    for k in range(K):
+        e = log.executed[t, k]
+        if e >= 0:
+            keys[experts[e].slot] = _eviction_score(experts[e], e, row, rule)
 
     # 8. combine weights
     _combine_weights(rule, events, log, t)
@@ -523,26 +555,32 @@ def complete_load(slots, experts, row, e):
 
 
 @njit(cache=True)
-def _link_next_use(experts, step, chosen):
-    """For belady: the next demand of every demand [T, K], and every expert's first, by one pass backwards."""
-    T, K = chosen.shape
-    for e in range(experts.size):
-        experts[e].next_use = NEVER
+def link_next_use(next_use, step, chosen, first, stride):
+    """For belady: the next demand [T, K] of every demand of rows first, first + stride, ... of chosen.
+
+    One pass backwards. next_use [E]: each expert's first demand after these rows (NEVER: none); it is left at the first
+    from `step` on, the step of the first row.
+    """
+    T, K = (chosen.shape[0] - first + stride - 1) // stride, chosen.shape[1]
     linked = np.empty((T, K), np.int32)
     for t in range(T - 1, -1, -1):
         for k in range(K):
-            linked[t, k] = experts[chosen[t, k]].next_use
+            linked[t, k] = next_use[chosen[first + t * stride, k]]
         for k in range(K):
-            experts[chosen[t, k]].next_use = step + t
+            next_use[chosen[first + t * stride, k]] = step + t
     return linked
 
 
 @njit(cache=True, inline="always")
-def _usable(events, t):
+def ready(events, t):
     """Event t has numbers for scores, a positive finite sum of weights, and K distinct experts.
 
-    Reading the row of scores in order also brings it into the cache; stand-ins read it out of order.
+    Fills its chosen_scores where there are all scores. Reading the row of scores in order also brings it into the
+    cache; stand-ins read it out of order.
     """
+    if events.scores.shape[1] > 0:
+        for k in range(events.chosen.shape[1]):
+            events.chosen_scores[t, k] = events.scores[t, events.chosen[t, k]]
     bad = 0
     for e in range(events.scores.shape[1]):
         bad += events.scores[t, e] != events.scores[t, e]
@@ -555,39 +593,59 @@ def _usable(events, t):
     return bad == 0 and 0.0 < total < np.inf
 
 
-@njit(cache=True, nogil=True)
-def scan(state, r, rule, events, log):
-    """All T events of row `r` in order; fills `log`, returns the moves [N] MOVE and the event that stopped it, or -1.
-
-    An event that is not `_usable` stops the scan undecided; the events before it stay decided.
-    `belady` sees the future of this call alone: give it the whole trace at once.
-    """
-    slots, experts, row = state.slots[r], state.experts[r], state.rows[r]
-    T, K = events.chosen.shape
-    work = Work(
+@njit(cache=True, inline="always")
+def make_work(K, keys):
+    """Scratch for events of K experts over the row whose keys these are."""
+    return Work(
         np.empty(K, np.int64),
         np.empty(K, np.int64),
         np.empty(K, np.float32),
         np.empty(K, np.int64),
         np.empty(K, np.int64),
         np.empty(K, np.float64),
+        keys,
     )
+
+
+@njit(cache=True, inline="always")
+def room_for_event(moves, n, slots):
+    """`moves`, or a longer copy: an event logs at most S - K arrivals, K fetches and S - K issues."""
+    if n + 3 * slots <= moves.size:
+        return moves
+    longer = np.empty(2 * moves.size + 3 * slots, moves.dtype)
+    longer[:n] = moves[:n]
+    return longer
+
+
+@njit(cache=True, nogil=True)
+def scan(state, r, rule, events, log, first, stride, linked):
+    """The events of row `r` of state in order; fills `log`, returns the moves [N] MOVE and what stopped it, or -1.
+
+    They are rows first, first + stride, ... of events and log: 0 and 1 for one layer's own arrays, layer and L for
+    tokens x layers. An event that is not `ready` stops the scan undecided; the events before it stay decided, and its
+    place in the sequence is returned. `belady` sees the future of this call alone where `linked` has width 0; else
+    linked [T, K] is the next demand of every demand (`link_next_use`), and the state knows every expert's first.
+    """
+    slots, experts, row = state.slots[r], state.experts[r], state.rows[r]
+    K = events.chosen.shape[1]
+    T = (events.chosen.shape[0] - first + stride - 1) // stride
+    work = make_work(K, np.empty(slots.size))
     moves = np.empty(T + 8 * slots.size, MOVE)
     n = 0
     clairvoyant = rule.eviction == 0
-    linked = _link_next_use(experts, row.step, events.chosen) if clairvoyant else np.empty((0, 0), np.int32)
-    for t in range(T):
-        if events.scores.shape[1] > 0:
-            for k in range(K):
-                events.chosen_scores[t, k] = events.scores[t, events.chosen[t, k]]
-        if not _usable(events, t):
-            return moves[:n].copy(), t
-        if n + 3 * slots.size > moves.size:  # an event logs at most S - K arrivals, K fetches, S - K issues
-            longer = np.empty(2 * moves.size, MOVE)
-            longer[:n] = moves[:n]
-            moves = longer
+    if clairvoyant and linked.shape[1] == 0:
+        next_use = np.full(experts.size, NEVER)
+        linked = link_next_use(next_use, row.step, events.chosen, first, stride)
+        for e in range(experts.size):
+            experts[e].next_use = next_use[e]
+    refresh_keys(slots, experts, row, rule, work.keys)
+    for i in range(T):
+        t = first + i * stride
+        if not ready(events, t):
+            return moves[:n].copy(), i
+        moves = room_for_event(moves, n, slots.size)
         if clairvoyant:
             for k in range(K):
-                experts[events.chosen[t, k]].next_use = linked[t, k]
+                experts[events.chosen[t, k]].next_use = linked[i, k]
         n = decide_event(slots, experts, row, rule, events, t, log, moves, n, work)
     return moves[:n].copy(), -1

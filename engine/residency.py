@@ -10,12 +10,15 @@ one row. It starts `warm` (the S experts of highest calibration demand, the same
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 
 from engine.decision import EXPERT, MISS_RULES, ROW, SLOT, STANDINS, Events, Log, Rule, State, scan
-from engine.errors import error
+from engine.errors import UserError, error
+
+_UNLINKED = np.empty((0, 0), np.int32)
 
 
 @dataclass(frozen=True)
@@ -141,44 +144,97 @@ class Residency:
         """
         row = self._row(lane, layer)
         rule = self.rule if rule is None else rule
-        chosen = np.ascontiguousarray(chosen, np.int32)
-        weights = np.ascontiguousarray(weights, np.float32)
-        T, K = chosen.shape
-        if K != self.top_k or weights.shape != (T, K):
+        events, log = self._arrays(np.shape(chosen)[:1], chosen, weights, scores, logits, chosen_scores, rule)
+        moves = self._scan(row, rule, events, log, 0, 1, _UNLINKED)
+        return log, moves
+
+    def decide_layers(
+        self,
+        lane: int,
+        chosen: np.ndarray,
+        weights: np.ndarray,
+        scores: np.ndarray | None,
+        logits: np.ndarray | None = None,
+        *,
+        chosen_scores: np.ndarray | None = None,
+        linked: list[np.ndarray] | None = None,
+    ) -> tuple[Log, list[np.ndarray]]:
+        """The events of one lane in all layers, the layers one after another over arrays that are not copied.
+
+        As `decide`, with an axis of layers: chosen, weights, chosen_scores [T, L, K], scores and logits [T, L, E]; the
+        log has it too, the moves are a list by layer. linked: for belady over a part of a trace, [T, K] a layer.
+        """
+        events, log = self.arrays(chosen, weights, scores, logits, chosen_scores)
+        moves = []
+        for layer in range(self.layers):
+            future = _UNLINKED if linked is None else linked[layer]
+            moves.append(self._scan(self._row(lane, layer), self.rule, events, log, layer, self.layers, future))
+        return Log(*(array.reshape(len(chosen), self.layers, *array.shape[1:]) for array in log)), moves
+
+    def arrays(self, chosen, weights, scores, logits=None, chosen_scores=None) -> tuple[Events, Log]:
+        """The arguments of `decide_layers`, checked, as the decision's own arrays [T * L, ...], and an empty log."""
+        return self._arrays((len(chosen), self.layers), chosen, weights, scores, logits, chosen_scores, self.rule)
+
+    def _arrays(self, shape, chosen, weights, scores, logits, chosen_scores, rule) -> tuple[Events, Log]:
+        """shape: of events, (T,) or (T, L). UserError on arrays that do not fit it."""
+        axes = "T, L" if len(shape) == 2 else "T"
+        events = math.prod(shape)
+        chosen = _own(chosen, np.int32)
+        weights = _own(weights, np.float32)
+        if chosen.shape != (*shape, self.top_k) or weights.shape != chosen.shape:
             raise error(
                 f"chosen {chosen.shape} and weights {weights.shape}",
-                f"[T, {self.top_k}]",
-                "pass one layer's events",
+                f"[{axes}, {self.top_k}]",
+                "pass one layer's events" if len(shape) == 1 else "pass all layers' events",
             )
-        if T and not 0 <= chosen.min() <= chosen.max() < self.experts:
+        if events and not 0 <= chosen.min() <= chosen.max() < self.experts:
             raise error(
                 f"expert ids from {chosen.min()} to {chosen.max()}", f"0 to {self.experts - 1}", "check the router"
             )
         if scores is None:
             if chosen_scores is None or needs_scores(rule):
                 raise error("no selection scores", "scores [T, E] for a rule that reads them", "record them")
-            scores = logits = np.empty((T, 0), np.float32)
+            scores = logits = np.empty((events, 0), np.float32)
         else:
-            scores = np.ascontiguousarray(scores, np.float32)
-            logits = scores if logits is None else np.ascontiguousarray(logits, np.float32)
-            if scores.shape != (T, self.experts) or logits.shape != scores.shape:
-                raise error(f"scores {scores.shape}", f"[T, E] = {(T, self.experts)}", "pass one layer's events")
-            chosen_scores = np.empty((T, K), np.float32)
-        chosen_scores = np.ascontiguousarray(chosen_scores, np.float32)
-        log = Log(
-            executed=np.empty((T, K), np.int32),
-            weights=np.empty((T, K), np.float32),
-            kind=np.empty((T, K), np.int8),
-            first=np.empty(T, np.int8),
-            g=np.empty((T, K), np.float32),
-        )
-        events = Events(chosen, chosen_scores, weights, scores, logits)
-        moves, stopped = scan(self.state, row, rule, events, log)
-        if stopped >= 0:
+            scores = _own(scores, np.float32)
+            logits = scores if logits is None else _own(logits, np.float32)
+            if scores.shape != (*shape, self.experts) or logits.shape != scores.shape:
+                raise error(
+                    f"scores {scores.shape}", f"[{axes}, E] = {(*shape, self.experts)}", "pass one layer's events"
+                )
+            chosen_scores = np.empty(chosen.shape, np.float32)
+        chosen_scores = _own(chosen_scores, np.float32)
+        if chosen_scores.shape != chosen.shape:
             raise error(
-                f"event {stopped} of layer {layer}: router output that is not finite, weights that sum to zero, or an "
-                "expert chosen twice",
-                "finite scores, a positive sum of weights, K distinct experts",
-                "check the checkpoint or trace",
+                f"chosen_scores {chosen_scores.shape}", f"as chosen, {chosen.shape}", "pass one a chosen expert"
             )
-        return log, moves
+        log = Log(
+            executed=np.empty((events, self.top_k), np.int32),
+            weights=np.empty((events, self.top_k), np.float32),
+            kind=np.empty((events, self.top_k), np.int8),
+            first=np.empty(events, np.int8),
+            g=np.empty((events, self.top_k), np.float32),
+        )
+        wanted = (chosen, chosen_scores, weights, scores, logits)
+        return Events(*(array.reshape(events, array.shape[-1]) for array in wanted)), log
+
+    def _scan(self, row, rule, events, log, first, stride, linked) -> np.ndarray:
+        moves, stopped = scan(self.state, row, rule, events, log, first, stride, linked)
+        if stopped >= 0:
+            raise stopped_at(stopped, row % self.layers)
+        return moves
+
+
+def _own(array: np.ndarray, dtype: type) -> np.ndarray:
+    """As the compiled code takes it; a copy only where it is not: another layout or a read-only array compiles anew."""
+    return np.require(array, dtype, ["C", "W"])
+
+
+def stopped_at(event: int, layer: int) -> UserError:
+    """What to tell a user about an event that the decision refused."""
+    return error(
+        f"event {event} of layer {layer}: router output that is not finite, weights that sum to zero, or an "
+        "expert chosen twice",
+        "finite scores, a positive sum of weights, K distinct experts",
+        "check the checkpoint or trace",
+    )

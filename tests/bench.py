@@ -1,9 +1,14 @@
-"""How fast are the decision and the emulator? Ratios of one run; these machines are noisy, so no test asserts a time.
+"""How fast are decision, simulator, emulator? Ratios of one run; these machines are noisy, so no test asserts a time.
 
 1. decision: events a second on one thread at E=512, K=10, S=128, `lfu_decay`, threshold, background on, over a seeded
    trace with 65 to 75 % hits and at least two substitutions an event. Reordering and logging included. Why it matters:
    at a million events a second the 48 layers of a large model cost 50 microseconds a token.
-2. emulator: time of each lossy bundle over the fastest stock forward (same type, threads and chunk) on the same tokens.
+2. simulator: events a second on one core over such a trace of four layers in memory, with logits: the baseline, and
+   beside it `quality_first` by the clock. Why it matters: a curve of miss ratios is dozens of such runs. Also the peak
+   memory of a trace sixteen times as long, which may not grow with it.
+3. lru: nanoseconds an expert request of `fetch_lru` in the simulator over those of libcachesim's LRU, same accesses,
+   both in memory. libcachesim is the reference for cache simulators and no dependency: `pip install libcachesim` first.
+4. emulator: time of each lossy bundle over the fastest stock forward (same type, threads and chunk) on the same tokens.
    Why it matters: the whole pipeline is made of such passes. Repeats are interleaved, medians compared.
 
     make bench        or        python tests/bench.py [--model-dir FOLDER] [--only decision]
@@ -14,10 +19,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import statistics
 import tempfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -42,14 +49,20 @@ def drifting_logits(events: int, experts: int, spread: float, memory: float, see
     return logits
 
 
+def routing(events: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """One layer: chosen, weights [T, K], logits [T, E]; 65 to 75 % hits under quality_first at S=128."""
+    logits = drifting_logits(events, EXPERTS, spread=0.5, memory=0.9, seed=seed)
+    chosen = np.argsort(-logits, axis=1, kind="stable")[:, :TOP_K]
+    chosen = np.random.default_rng(seed).permuted(chosen, axis=1)  # routers may return their choice unsorted
+    weights = np.exp(np.take_along_axis(logits, chosen, axis=1))
+    weights /= weights.sum(axis=1, keepdims=True)
+    return chosen, weights, logits
+
+
 def bench_decision() -> dict:
     """Median of five scans of the same trace, each from a cold start."""
     rule = load_policies(ROOT / "config/policies.tsv")["quality_first"].rule()
-    logits = drifting_logits(EVENTS, EXPERTS, spread=0.5, memory=0.9, seed=SEED)
-    chosen = np.argsort(-logits, axis=1, kind="stable")[:, :TOP_K]
-    chosen = np.random.default_rng(SEED).permuted(chosen, axis=1)  # routers may return their choice unsorted
-    weights = np.exp(np.take_along_axis(logits, chosen, axis=1))
-    weights /= weights.sum(axis=1, keepdims=True)
+    chosen, weights, logits = routing(EVENTS, SEED)
     seconds = []
     for repeat in range(6):  # the first compiles
         residency = Residency(layers=1, experts=EXPERTS, top_k=TOP_K, slots=SLOTS, rule=rule)
@@ -69,6 +82,133 @@ def bench_decision() -> dict:
         f"{len(moves) / EVENTS:.2f} moves an event"
     )
     return {"events_per_s": rate, "ratio_to_wanted": rate / 1e6, "hits": hits, "substitutions_per_event": substitutions}
+
+
+class Chunked:
+    """A trace in memory, `times` over, read in chunks."""
+
+    experts, top_k, sigmoid = EXPERTS, TOP_K, False
+
+    def __init__(self, tokens: int, layers: int, times: int = 1) -> None:
+        parts = [routing(tokens, SEED + layer) for layer in range(layers)]
+        self.chosen, self.weights, self.logits = (np.stack(arrays, axis=1) for arrays in zip(*parts, strict=True))
+        self.chosen = self.chosen.astype(np.int16)
+        self.chosen_scores = np.take_along_axis(self.logits, self.chosen.astype(np.int64), axis=2)
+        self.layers, self.times, self.own_tokens = layers, times, tokens
+
+    @property
+    def tokens(self) -> int:
+        return self.times * self.own_tokens
+
+    def chunks(self, tokens: int = 2048):
+        for _ in range(self.times):
+            for start in range(0, self.own_tokens, tokens):
+                part = slice(start, start + tokens)
+                yield SimpleNamespace(
+                    chosen=self.chosen[part],
+                    weights=self.weights[part],
+                    chosen_scores=self.chosen_scores[part],
+                    scores=self.logits[part],
+                    logits=None,
+                )
+
+
+def made_up_timing():
+    """A host whose link brings 25 GB/s and whose experts weigh 3 MiB."""
+    from engine.timing import Timing
+
+    fetch_s = tuple(6e-6 * (n > 0) + n * 126e-6 for n in range(TOP_K + 1))
+    experts_s = tuple(4e-6 * n for n in range(TOP_K + 1))
+    return Timing(
+        "made_up",
+        "pcie",
+        SLOTS,
+        3_145_728,
+        1e-5,
+        1e-3,
+        6e-5,
+        experts_s,
+        fetch_s,
+        fetch_s[1],
+        bandwidth_bytes_per_s=25e9,
+    )
+
+
+def bench_simulator(repeats: int) -> dict:
+    from engine.simulator import simulate
+
+    policies = load_policies(ROOT / "config/policies.tsv")
+    trace, timing = Chunked(4096, layers=4), made_up_timing()
+    events = trace.tokens * trace.layers
+    results: dict = {}
+    for name in ("fetch_lfu_decay", "rule_015", "quality_first"):
+        started = time.perf_counter()
+        simulate(trace, policies[name], timing)
+        first_s = time.perf_counter() - started
+        seconds = []
+        for _ in range(repeats):
+            started = time.perf_counter()
+            simulation = simulate(trace, policies[name], timing)
+            seconds.append(time.perf_counter() - started)
+        rate = events / statistics.median(seconds)
+        results[name] = {"events_per_s": rate, "ratio_to_wanted": rate / 1e6, "first_call_s": first_s}
+        print(
+            f"simulator  {name:<16} {rate / 1e6:.2f} million events a second on one core (ratio to the 1.0 wanted "
+            f"of the baseline: {rate / 1e6:.2f}; fastest of {repeats}: {events / min(seconds) / 1e6:.2f}); hits "
+            f"{simulation.kinds[:, 0].sum() / events / TOP_K:.3f}; first call {first_s:.1f} s"
+        )
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    trace.times = 16
+    simulate(trace, policies["quality_first"], timing)
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    trace_bytes = trace.times * sum(a.nbytes for a in (trace.chosen, trace.weights, trace.chosen_scores, trace.logits))
+    print(
+        f"           a trace of {trace_bytes / 2**20:,.0f} MiB: peak memory {after / 1024:,.0f} MiB, "
+        f"{(after - before) / 1024:,.0f} more than for a sixteenth of it"
+    )
+    return {**results, "trace_bytes": trace_bytes, "peak_bytes": after * 1024, "more_bytes": (after - before) * 1024}
+
+
+def bench_lru(repeats: int) -> dict:
+    """libcachesim by `process_trace`: all in C++, over a file of its own format in the page cache."""
+    try:
+        import libcachesim
+    except ImportError as exc:
+        print(f"lru        skipped: {exc}; `pip install libcachesim` to compare")
+        return {"skipped": str(exc)}
+    from engine.simulator import simulate
+
+    policy, timing = load_policies(ROOT / "config/policies.tsv")["fetch_lru"], made_up_timing()
+    trace = Chunked(EVENTS, layers=1)
+    requests = trace.chosen.size
+    record = np.dtype([("time", "<u4"), ("id", "<u8"), ("bytes", "<u4"), ("next", "<i8")])
+    with tempfile.TemporaryDirectory() as folder:
+        rows = np.zeros(requests, record)
+        rows["time"], rows["id"], rows["bytes"] = np.arange(requests) // TOP_K, trace.chosen.ravel() + 1, 1
+        rows["next"] = -1
+        rows.tofile(f"{folder}/trace.oracleGeneral")
+        ours, theirs = [], []
+        for _ in range(repeats + 1):  # the first warms up
+            reader = libcachesim.TraceReader(
+                f"{folder}/trace.oracleGeneral",
+                libcachesim.TraceType.ORACLE_GENERAL_TRACE,
+                libcachesim.ReaderInitParam(ignore_obj_size=True),
+            )
+            cache = libcachesim.LRU(SLOTS)
+            started = time.perf_counter()
+            miss_rate, _ = cache.process_trace(reader)
+            theirs.append(time.perf_counter() - started)
+            started = time.perf_counter()
+            simulation = simulate(trace, policy, timing)
+            ours.append(time.perf_counter() - started)
+    our_ns, their_ns = (1e9 * statistics.median(s[1:]) / requests for s in (ours, theirs))
+    our_best, their_best = (1e9 * min(s[1:]) / requests for s in (ours, theirs))
+    print(
+        f"lru        simulator {our_ns:.1f} ns an expert request, libcachesim {their_ns:.1f}: ratio "
+        f"{our_ns / their_ns:.2f} (at most 1.0 wanted); fastest of {repeats}: {our_best:.1f}, {their_best:.1f}; miss "
+        f"rate {1 - simulation.kinds[0, 0] / requests:.4f} by whole events, {miss_rate:.4f} one request at a time"
+    )
+    return {"simulator_ns": our_ns, "libcachesim_ns": their_ns, "ratio": our_ns / their_ns}
 
 
 def bench_emulator(model_dir: str, tokens: int, chunk: int, repeats: int, threads: int) -> dict:
@@ -136,16 +276,20 @@ def _tokens(model_dir: str, text: str, count: int):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model-dir", help="default: the embedded reference model, unpacked")
-    parser.add_argument("--only", choices=["decision", "emulator"])
+    parser.add_argument("--only", choices=["decision", "emulator", "lru", "simulator"])
     parser.add_argument("--tokens", type=int, default=8192)
     parser.add_argument("--chunk", type=int, default=1024)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     a = parser.parse_args()
     results: dict = {}
-    if a.only != "emulator":
+    if a.only in (None, "decision"):
         results["decision"] = bench_decision()
-    if a.only != "decision":
+    if a.only in (None, "simulator"):
+        results["simulator"] = bench_simulator(a.repeats)
+    if a.only in (None, "lru"):
+        results["lru"] = bench_lru(4 * a.repeats)
+    if a.only in (None, "emulator"):
         with tempfile.TemporaryDirectory() as folder:
             results["emulator"] = _with_model(a.model_dir, folder, a)
     print(json.dumps(results))

@@ -1,0 +1,99 @@
+"""What each part of a token costs on one host, over one link, with one model's sizes: numbers the simulator adds up.
+
+    timing = Timing.of(host, "pcie", geometry, slots=64)
+
+A token takes token_s + the sum over layers of [layer_s + event_s + experts_s[executed] + waiting]. n experts fetched
+together take fetch_s[n]; the background loads one record after another, each background_s.
+
+Which links count (`offload_links`): those that bring an expert to where the model runs. On a CPU host these are the
+disks and RAM itself. On a GPU host they are `pcie` (experts in pinned RAM) and the disks: from there a record passes
+the disk and then the fastest `pcie`, as in a line of two machines that works on two records at once:
+
+    fetch_s[n] = max(disk[n] + pcie[1], disk[1] + pcie[n])          background_s = disk[1] + pcie[1]
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from engine.errors import error, nearest
+from engine.geometry import Geometry
+from engine.host_times import Host, Link
+
+
+def offload_links(host: Host) -> tuple[dict[str, Link], dict[str, str]]:
+    """The links of a profile that are simulated, and why each of the others is not."""
+    simulated: dict[str, Link] = {}
+    skipped: dict[str, str] = {}
+    on_gpu = "cuda" in host.compute
+    has_pcie = any(link.kind == "pcie" for link in host.links.values())
+    for name, link in host.links.items():
+        if on_gpu and link.kind == "memory":
+            skipped[name] = "copies RAM to RAM: no way onto the GPU"
+        elif on_gpu and link.kind == "disk" and not has_pcie:
+            skipped[name] = "no pcie link in the profile to bring what it reads to the GPU"
+        elif not on_gpu and link.kind == "pcie":
+            skipped[name] = "leads to a GPU, and the model runs on the CPU"
+        else:
+            simulated[name] = link
+    return simulated, skipped
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of one (host, link, model, slots); experts_s and fetch_s are indexed by a number of experts, 0 to K."""
+
+    host: str
+    link: str
+    slots: int
+    expert_bytes: int
+    token_s: float
+    layer_s: float
+    event_s: float
+    experts_s: tuple[float, ...]
+    fetch_s: tuple[float, ...]
+    background_s: float
+    bandwidth_bytes_per_s: float  # the best this way can show, for the ceiling
+    slowdown_compute: float = 1.0
+    slowdown_transfer: float = 1.0
+
+    @classmethod
+    def of(cls, host: Host, link: str, geometry: Geometry, slots: int, *, context_tokens: int = 0) -> Timing:
+        """context_tokens: keys and values of so many tokens are read by every layer. UserError: no such link."""
+        simulated, skipped = offload_links(host)
+        if link in skipped:
+            raise error(f"link '{link}' of host {host.id} {skipped[link]}", f"one of {', '.join(simulated)}", "take it")
+        if link not in simulated:
+            raise error(f"link '{link}' of host {host.id}", "a link of its profile", nearest(link, simulated))
+        way, onward = simulated[link], None
+        if way.kind == "disk" and host.device.device == "cuda":
+            onward = max((x for x in simulated.values() if x.kind == "pcie"), key=lambda x: x.time.peak_bytes_per_s)
+        size, dtype, compute = geometry.expert_bytes, geometry.dtype, host.device
+        fetch_s = tuple(_fetch_s(way, onward, size, n) for n in range(geometry.top_k + 1))
+        background_s = way.transfer_s(size) + (onward.transfer_s(size) if onward else 0.0)
+        peak = min(x.time.peak_bytes_per_s for x in (way, onward) if x)
+        record_s = min(background_s, *(s / n for n, s in enumerate(fetch_s) if n))
+        return cls(
+            host=host.id,
+            link=link,
+            slots=slots,
+            expert_bytes=size,
+            token_s=compute.token_s(geometry.head_bytes, dtype),
+            layer_s=compute.layer_s(geometry.dense_bytes + context_tokens * geometry.kv_bytes, dtype),
+            event_s=compute.event_s,
+            experts_s=tuple(compute.experts_s(size, n, dtype, slots) for n in range(geometry.top_k + 1)),
+            fetch_s=fetch_s,
+            background_s=background_s,
+            bandwidth_bytes_per_s=max(peak, size / record_s if record_s else math.inf),
+            slowdown_compute=way.slowdown_compute,
+            slowdown_transfer=way.slowdown_transfer,
+        )
+
+
+def _fetch_s(way: Link, onward: Link | None, bytes: int, count: int) -> float:
+    if onward is None or not count:
+        return way.batch_s(bytes, count)
+    return max(
+        way.batch_s(bytes, count) + onward.batch_s(bytes, 1), way.batch_s(bytes, 1) + onward.batch_s(bytes, count)
+    )
