@@ -31,7 +31,7 @@ from engine.policies import SUBSTITUTING, Policy
 from engine.residency import Demand, Residency, stopped_at
 from engine.timing import Timing
 
-if TYPE_CHECKING:  # engine.trace imports torch
+if TYPE_CHECKING:
     from engine.trace import RouterTrace
 
 CHUNK_TOKENS = 2048

@@ -66,9 +66,7 @@ class Timing:
             raise error(f"link '{link}' of host {host.id} {skipped[link]}", f"one of {', '.join(simulated)}", "take it")
         if link not in simulated:
             raise error(f"link '{link}' of host {host.id}", "a link of its profile", nearest(link, simulated))
-        way, onward = simulated[link], None
-        if way.kind == "disk" and host.device.device == "cuda":
-            onward = max((x for x in simulated.values() if x.kind == "pcie"), key=lambda x: x.time.peak_bytes_per_s)
+        way, onward = simulated[link], _onward(host, simulated, simulated[link])
         size, dtype, compute = geometry.expert_bytes, geometry.dtype, host.device
         fetch_s = tuple(_fetch_s(way, onward, size, n) for n in range(geometry.top_k + 1))
         background_s = way.transfer_s(size) + (onward.transfer_s(size) if onward else 0.0)
@@ -89,6 +87,20 @@ class Timing:
             slowdown_compute=way.slowdown_compute,
             slowdown_transfer=way.slowdown_transfer,
         )
+
+
+def limit_bytes_per_s(host: Host, link: str) -> float:
+    """What no record can be faster than on the way from this link to where the model runs."""
+    simulated, _ = offload_links(host)
+    way, onward = simulated[link], _onward(host, simulated, simulated[link])
+    return min(x.limit_bytes_per_s for x in (way, onward) if x)
+
+
+def _onward(host: Host, simulated: dict[str, Link], way: Link) -> Link | None:
+    """The second link of a record that comes from disk to a GPU."""
+    if way.kind != "disk" or host.device.device != "cuda":
+        return None
+    return max((x for x in simulated.values() if x.kind == "pcie"), key=lambda x: x.time.peak_bytes_per_s)
 
 
 def _fetch_s(way: Link, onward: Link | None, bytes: int, count: int) -> float:

@@ -10,6 +10,7 @@ import csv
 import json
 import math
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,24 +19,31 @@ import jsonschema
 import yaml
 
 from engine.errors import error, nearest
+from engine.host import load_hosts
 from engine.policies import BASELINE, ID, Policy, load_policies
 from engine.residency import slots_from_percent
 from evals.corpora import available, row_of, table
 
 SCHEMA = Path(__file__).parent.parent / "workflow" / "schemas" / "config.schema.json"
-MODEL_COLUMNS = ("id", "source", "revision", "dtype")
+MODEL_COLUMNS = ("id", "source", "revision", "dtype", "timed_width", "timed_expert_width")
 DTYPES = ("bfloat16", "float16", "float32")
+LOCAL = "local"  # id of the profile that the run makes of its own machine
 PACKED = "model.int8.safetensors"  # a source folder with this file is unpacked by a rule first
 
 
 @dataclass(frozen=True)
 class Model:
-    """One row of the sheet of models. source: a folder (Hugging Face layout, or packed) or a hub id."""
+    """One row of the sheet of models. source: a folder (Hugging Face layout, or packed) or a hub id.
+
+    timed_width, timed_expert_width: the sizes it is inflated to where it is timed, None its own.
+    """
 
     id: str
     source: str
     revision: str | None
     dtype: str
+    timed_width: int | None = None
+    timed_expert_width: int | None = None
 
     @property
     def packed(self) -> bool:
@@ -54,6 +62,8 @@ class Settings:
     threads: int
     documents: int | None  # the first documents of each text alone
     statistics: dict[str, float | int]
+    hosts: dict[str, Path]  # profiles by id; `local` is this machine's, made by the run
+    probe: str  # full | quick | none
 
 
 def load(path: str | Path) -> Settings:
@@ -126,7 +136,16 @@ def check(config: object, where: str | Mapping[str, str] = "config/config.yaml")
             "replicates": int(config["statistics"]["replicates"]),
             "seed": int(config["statistics"]["seed"]),
         },
+        hosts=find_hosts(config["hosts"], where["hosts"]),
+        probe=config["probe"],
     )
+
+
+def find_hosts(folder: str, where: str) -> dict[str, Path]:
+    """Every profile of the folder, checked, and this machine's own."""
+    if LOCAL in (hosts := load_hosts(folder)):
+        raise error(f"{where}: {folder}/{LOCAL}.yaml", f"another id: {LOCAL} is probed by the run", "rename it")
+    return {LOCAL: Path("results/hosts") / f"{LOCAL}.yaml"} | {name: Path(folder) / f"{name}.yaml" for name in hosts}
 
 
 def usable_cores() -> int:
@@ -153,7 +172,7 @@ def load_models(path: str | Path) -> dict[str, Model]:
         where = f"{path}:{number}"
         if len(cells) != len(MODEL_COLUMNS):
             raise error(f"{where}: {len(cells)} cells", f"{len(MODEL_COLUMNS)} separated by tabs", "mend the row")
-        name, source, revision, dtype = cells
+        name, source, revision, dtype, *timed = cells
         if not ID.fullmatch(name):
             raise error(f"{where}: id '{name}'", "letters, digits, '_' or '-'", "ids become file names: rename it")
         if name in models:
@@ -162,7 +181,11 @@ def load_models(path: str | Path) -> dict[str, Model]:
             raise error(f"{where}: source is empty", "a folder or a hub id", "fill the cell")
         if dtype not in DTYPES:
             raise error(f"{where}: dtype '{dtype}'", "a known dtype", nearest(dtype, DTYPES))
-        models[name] = Model(name, source, None if revision == "-" else revision, dtype)
+        for column, cell in zip(MODEL_COLUMNS[4:], timed, strict=True):
+            if cell != "-" and not re.fullmatch("[1-9][0-9]{0,5}", cell):
+                raise error(f"{where}: {column} '{cell}'", "a whole number from 1, or '-' for its own", "mend the cell")
+        widths = (None if cell == "-" else int(cell) for cell in timed)
+        models[name] = Model(name, source, None if revision == "-" else revision, dtype, *widths)
     return models
 
 

@@ -1,0 +1,130 @@
+"""Times of policies on a host: a cell for every (link, policy, slots, text), as evals/quality.py has them for losses.
+
+A cell replays the trace of one text, from the warm start, on the host's time model (engine/simulator.py). Every expert
+weighs what it would in the inflated model (engine/geometry.py); what is executed is the small model's own. A cell that
+fails keeps its reason and lets the rest go on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from engine.geometry import Geometry
+from engine.host_times import Host
+from engine.policies import Policy
+from engine.residency import Demand, check_slots, slots_from_percent
+from engine.simulator import simulate
+from engine.timing import Timing, limit_bytes_per_s, offload_links
+from engine.trace import RouterTrace
+from engine.trace_file import TraceFile
+from evals.quality import CELL_FAILURES
+
+IN_MEMORY_BYTES = 1 << 30  # a trace up to this size is read once for all cells, a larger one in chunks for each
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A trace that was read whole: as TraceFile for whoever reads it in chunks."""
+
+    file: TraceFile
+    whole: RouterTrace
+
+    @property
+    def text(self) -> str:
+        return self.file.provenance["text"]
+
+    tokens = property(lambda self: self.file.tokens)
+    layers = property(lambda self: self.file.layers)
+    experts = property(lambda self: self.file.experts)
+    top_k = property(lambda self: self.file.top_k)
+    sigmoid = property(lambda self: self.file.sigmoid)
+
+    def check_policy(self, policy: Policy) -> None:
+        self.file.check_policy(policy)
+
+    def chunks(self, tokens: int = 2048) -> Iterator[RouterTrace]:
+        for first in range(0, self.tokens, tokens):
+            part = slice(first, first + tokens)
+            arrays = {
+                name: getattr(self.whole, name)[part]
+                for name in ("chosen", "weights", "chosen_scores", "scores", "logits")
+                if getattr(self.whole, name) is not None
+            }
+            yield replace(self.whole, **arrays)
+
+
+def load(trace: TraceFile) -> TraceFile | Loaded:
+    """The trace in memory where it is small."""
+    size = trace.path.stat().st_size
+    return Loaded(trace, trace.read()) if size <= IN_MEMORY_BYTES else trace
+
+
+def text_of(trace: TraceFile | Loaded) -> str:
+    return trace.text if isinstance(trace, Loaded) else trace.provenance["text"]
+
+
+def simulate_cells(
+    host: Host,
+    geometry: Geometry,
+    traces: Sequence[TraceFile | Loaded],
+    policies: Sequence[Policy],
+    slot_percents: dict[str, float],
+    demand: Demand,
+    *,
+    keep: Callable[[str, dict[str, np.ndarray]], None],
+    progress: Callable[[int], None] = lambda tokens: None,
+) -> list[dict]:
+    """Rows of all cells; `keep("<link>/<policy>/<slots>/<text>", arrays)` stores token_s, stall_s [T] and delays."""
+    links, _ = offload_links(host)
+    rows = []
+    for link in links.values():
+        for policy in policies:
+            for slots_id, percent in slot_percents.items():
+                slots = slots_from_percent(geometry.experts, percent)
+                for trace in traces:
+                    name = text_of(trace)
+                    row = {
+                        "link": link.name,
+                        "link_kind": link.kind,
+                        "link_status": link.status,
+                        "policy": policy.id,
+                        "slots": slots_id,
+                        "slots_percent": percent,
+                        "slots_count": slots,
+                        "text": name,
+                    }
+                    started = time.perf_counter()
+                    try:
+                        check_slots(slots, geometry.experts, geometry.top_k)
+                        trace.check_policy(policy)
+                        timing = Timing.of(host, link.name, geometry, slots)
+                        found = simulate(trace, policy, timing, demand=demand)
+                        limit = found.work_s + found.foreground * (
+                            timing.expert_bytes / limit_bytes_per_s(host, link.name)
+                        )
+                        arrays = {
+                            "token_s": found.token_s.astype(np.float32),
+                            "stall_s": found.stall_s.astype(np.float32),
+                            "delays": found.delays,
+                        }
+                        keep(f"{link.name}/{policy.id}/{slots_id}/{name}", arrays)
+                        row |= {"status": "ok", **found.summary(), "limit_token_s": float(limit.mean())}
+                    except CELL_FAILURES as exc:
+                        row |= {"status": "failed", "reason": f"{type(exc).__name__}: {' '.join(str(exc).split())}"}
+                    row["wall_s"] = round(time.perf_counter() - started, 3)
+                    progress(trace.tokens)
+                    rows.append(row)
+    return rows
+
+
+def delay_of(delays: np.ndarray) -> int:
+    """Tokens at which the emulator scores the background loads of a simulation: their median, up to a power of two.
+
+    Hosts whose links differ little then share one run of the emulator; rounding up is to the policy's disadvantage.
+    """
+    median = float(np.median(delays)) if len(delays) else 1.0
+    return 1 << max(0, int(np.ceil(np.log2(max(median, 1.0)))))

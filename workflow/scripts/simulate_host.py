@@ -1,0 +1,110 @@
+"""Times of every policy of one model on one host, over all its links: a cell for every slot budget and text.
+
+The decisions are those of every instrument, replayed over the recorded routing; seconds come from the host's profile
+and are modelled, also where its constants were measured.
+"""
+
+import argparse
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import yaml
+from safetensors.numpy import save_file
+
+from engine.errors import UserError, error, main_guard
+from engine.files import atomic, sha256, write_json
+from engine.geometry import Geometry
+from engine.host import load_host
+from engine.host_times import Host
+from engine.policies import Policy, find_policy, load_policies
+from engine.timing import offload_links
+from engine.trace_file import open_trace
+from evals.jobs import Progress, model_hash, provenance
+from evals.quality import load_demand
+from evals.simulation import load, simulate_cells
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", required=True, help="id, for the record")
+    parser.add_argument("--model-dir", required=True, help="folder in Hugging Face layout")
+    parser.add_argument("--traces", nargs="+", required=True, help="one a text")
+    parser.add_argument("--demand", required=True)
+    parser.add_argument("--policies", required=True, help="the sheet")
+    parser.add_argument("--policy", nargs="+", required=True, help="ids")
+    parser.add_argument("--slots", nargs="+", required=True, help="id=percent ...")
+    parser.add_argument("--host", required=True, help="profile")
+    parser.add_argument("--revision")
+    parser.add_argument("--width", type=int, help="D of the inflated model; default its own")
+    parser.add_argument("--expert-width", type=int, help="F of the inflated model; default its own")
+    parser.add_argument("--dtype", default="bfloat16", help="of the model that is timed")
+    parser.add_argument("--out-times", required=True)
+    parser.add_argument("--out", required=True)
+    a = parser.parse_args()
+    sheet = load_policies(a.policies)
+    policies = [find_policy(sheet, name) for name in a.policy]
+    slot_percents = {name: float(percent) for name, _, percent in (pair.partition("=") for pair in a.slots)}
+    demand = load_demand(a.demand)
+    arrays: dict[str, np.ndarray] = {}
+    record = {"schema": "simulation-1", "model": a.model, "instrument": "simulator", "cells": []}
+    record |= {"rows": {p.id: row_of(p) for p in policies}, "host": {"id": Path(a.host).stem, "status": "absent"}}
+    try:
+        host, geometry = read_host(a.host), read_geometry(a)
+    except UserError as exc:
+        record["reason"] = " ".join(str(exc).split())
+        print(f"{a.model} on {Path(a.host).stem} is not timed: {record['reason']}", flush=True)
+    else:
+        files = [open_trace(path) for path in a.traces]
+        sizes = {"experts": geometry.experts, "layers": geometry.layers, "top_k": geometry.top_k}
+        for file in files:
+            file.check_model(model_hash=model_hash(a.model_dir), **sizes)
+
+        def keep(name: str, found: dict[str, np.ndarray]) -> None:
+            arrays.update({f"{name}/{part}": array for part, array in found.items()})
+
+        links, _ = offload_links(host)
+        total = len(links) * len(policies) * len(slot_percents) * sum(file.tokens for file in files)
+        progress = Progress(f"simulate {a.model} on {host.id}", total)
+        traces = [load(file) for file in files]
+        record["cells"] = simulate_cells(
+            host, geometry, traces, policies, slot_percents, demand, keep=keep, progress=progress.advance
+        )
+        record["host"] = {"id": host.id, "status": host.status, "fingerprint": host.fingerprint, "quick": host.quick}
+        record["geometry"] = dataclasses.asdict(geometry) | {"width": a.width, "expert_width": a.expert_width}
+    with atomic(a.out_times) as temporary:
+        save_file(arrays or {"none": np.zeros(0, np.float32)}, temporary)
+    record |= {"provenance": provenance(host_sha256=sha256(a.host)), "times_sha256": sha256(a.out_times)}
+    write_json(a.out, record)
+
+
+def read_host(path: str) -> Host:
+    """The profile. UserError also where probe_host.py could not make one."""
+    try:
+        value = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError, UnicodeDecodeError):
+        value = None  # load_host says what is wrong
+    if isinstance(value, dict) and value.get("status") == "absent":
+        raise error(f"{path}: no probe of this machine", "a host profile", value.get("reason", "probe it"))
+    return load_host(path)
+
+
+def read_geometry(a: argparse.Namespace) -> Geometry:
+    path = Path(a.model_dir) / "config.json"
+    if path.is_file():
+        config = json.loads(path.read_text(encoding="utf-8"))
+    else:
+        from transformers import AutoConfig  # a hub id
+
+        config = AutoConfig.from_pretrained(a.model_dir, revision=a.revision).to_dict()
+    return Geometry.of_config(config, width=a.width, expert_width=a.expert_width, dtype=a.dtype)
+
+
+def row_of(policy: Policy) -> dict:
+    row = {"miss_rule": policy.miss_rule, "eviction": policy.eviction, "beta": policy.beta}
+    return row | {"lossless": policy.lossless}
+
+
+if __name__ == "__main__":
+    main_guard(main)
