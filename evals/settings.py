@@ -68,7 +68,7 @@ def load(path: str | Path) -> Settings:
 
 def check(config: object, where: str = "config/config.yaml") -> Settings:
     """Validate a parsed configuration and everything it names. UserError names file, key and value."""
-    _check_schema(config, where)
+    check_schema(config, where, SCHEMA, "config/README.md")
     policies = load_policies(config["policies_sheet"])
     if config["policies"] != "all":
         for name in config["policies"]:
@@ -159,24 +159,29 @@ def load_models(path: str | Path) -> dict[str, Model]:
 EXPECTED = {
     "anyOf": lambda branches: "'all' or " + ("a whole number from 1" if "type" in branches[1] else "a list of ids"),
     "const": lambda value: json.dumps(value),
+    "enum": lambda values: "one of " + ", ".join("null" if value is None else value for value in values),
     "exclusiveMaximum": lambda value: f"a number below {value}",
     "exclusiveMinimum": lambda value: f"a number above {value}",
     "maximum": lambda value: f"a number up to {value}",
     "minItems": lambda value: "at least one",
+    "minLength": lambda value: f"words of at least {value} letters",
     "minProperties": lambda value: "at least one",
     "minimum": lambda value: f"a number from {value}",
     "pattern": lambda value: "letters, digits, '_' or '-' (ids become file names)",
-    "type": lambda value: {"array": "a list", "integer": "a whole number", "object": "keys with values"}.get(
-        value, f"a {value}"
-    ),
+    "type": lambda value: " or ".join(TYPES.get(name, f"a {name}") for name in _as_list(value)),
     "uniqueItems": lambda value: "every id once",
 }
+TYPES = {"array": "a list", "integer": "a whole number", "null": "null", "object": "keys with values"}
 
 
-def _check_schema(config: object, where: str) -> None:
+def _as_list(value: object) -> list:
+    return value if isinstance(value, list) else [value]
+
+
+def check_schema(value: object, where: str, schema_path: Path, manual: str) -> None:
     """UserError on the first thing wrong; unknown keys first, as the likeliest reason that another is missing."""
-    schema = json.loads(SCHEMA.read_text(encoding="utf-8"))
-    errors = list(jsonschema.Draft202012Validator(schema).iter_errors(config))
+    schema = json.loads(schema_path.read_text(encoding="utf-8"))
+    errors = list(jsonschema.Draft202012Validator(schema).iter_errors(value))
     for wrong in errors:
         if wrong.validator == "additionalProperties":
             known = wrong.schema["properties"]
@@ -186,15 +191,15 @@ def _check_schema(config: object, where: str) -> None:
     if wrong is not None:
         if wrong.validator == "required":
             missing = next(key for key in wrong.validator_value if key not in wrong.instance)
-            raise error(f"{where}: {_key(wrong)} has no key '{missing}'", "all keys of config/README.md", "add it")
+            raise error(f"{where}: {_key(wrong)} has no key '{missing}'", f"all keys of {manual}", "add it")
         expected = EXPECTED.get(wrong.validator, lambda _: wrong.message)(wrong.validator_value)
-        hint = "see config/README.md"
+        hint = f"see {manual}"
         if isinstance(wrong.instance, bool):
             hint = "YAML reads yes, no, on and off as booleans: put the word in quotes"
         raise error(f"{where}: {_key(wrong)} is {_shown(wrong.instance)}", expected, hint)
-    for path, value in _numbers(config):
-        if not math.isfinite(value):  # NaN passes every limit of a schema
-            raise error(f"{where}: {path} is {value}", "a finite number", "see config/README.md")
+    for path, number in _numbers(value):
+        if not math.isfinite(number):  # NaN passes every limit of a schema
+            raise error(f"{where}: {path} is {number}", "a finite number", f"see {manual}")
 
 
 def _key(wrong: jsonschema.ValidationError) -> str:
