@@ -222,11 +222,21 @@ def conclude(judged: list[Judged]) -> tuple[str, str | None]:
     for word in (REFUTED, NOT_RUN, OPEN):
         those = [one for one in primary if one.verdict == word]
         if those:
-            return word, "; ".join(f"{one.finding.part.id}: {one.reason or word}" for one in those)
+            return word, _reasons(those, len(primary))
     failed = [one for one in judged if one.finding.part.role == "condition" and one.verdict != SUPPORTED]
     if failed:
         return OPEN, f"condition {failed[0].finding.part.id} does not hold"
     return SUPPORTED, None
+
+
+def _reasons(those: list[Judged], primary: int) -> str:
+    """Why, said once where it is one reason for all primary parts."""
+    parts: dict[str, list[str]] = {}
+    for one in those:
+        parts.setdefault(one.reason or str(one.verdict), []).append(one.finding.part.id)
+    if len(parts) == 1 and len(those) == primary and those[0].reason:
+        return those[0].reason
+    return "; ".join(f"{', '.join(names)}: {reason}" for reason, names in parts.items())
 
 
 def over_models(by_model: dict[str, tuple[str, str | None]], rules: Preregistration) -> tuple[str, str | None]:

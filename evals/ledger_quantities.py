@@ -40,13 +40,13 @@ class Quantity:
 
     frame: document, stratum, a, b, size (whole numbers). scale: how a ratio R = sum(a) / sum(b) becomes a value:
     `perplexity` 100 (exp(R) - 1), `percent` 100 R, `ratio` R. In the first two b is the size; of a ratio b may be
-    negative, and its interval is found by inversion. tokens: scored tokens behind it. of_against: in words.
+    negative, and its interval is found by inversion. tokens: scored tokens behind it. bounds: values it cannot leave.
     """
 
     frame: pd.DataFrame
     scale: str
     tokens: int
-    of_against: str
+    bounds: tuple[float, float] = (-math.inf, math.inf)
 
     def value(self, ratio: float) -> float:
         return {"perplexity": lambda r: 100 * math.expm1(r), "percent": lambda r: 100 * r, "ratio": float}[self.scale](
@@ -69,7 +69,9 @@ def interval(quantity: Quantity, **options) -> Interval:
     else:
         found = paired_difference(frame["a"], frame["b"], frame["stratum"], **options)
         found = percent_change(found) if quantity.scale == "perplexity" else _times_100(found)
-    return replace(found, tokens=quantity.tokens)
+    ends = {name: getattr(found, name) for name in ("low", "high")}
+    ends = {name: None if end is None else float(np.clip(end, *quantity.bounds)) for name, end in ends.items()}
+    return replace(found, **ends, tokens=quantity.tokens)
 
 
 def p_value_at(quantity: Quantity, value: float, **options) -> float | None:
@@ -175,7 +177,7 @@ def _perplexity_change(part: Part, scored, speed, slots: str, rules: Preregistra
     one, other = _policy(part.of, scored), _policy(part.against, scored)
     _refuse_inert((one, other), slots, part.texts)
     frame = _differences(one, other, slots, part.texts).rename(columns={"delta_sum": "a", "tokens": "b"})
-    return _ordered(frame.assign(size=frame["b"]), "perplexity", part)
+    return _ordered(frame.assign(size=frame["b"]), "perplexity")
 
 
 def _loss_per_substitution(part: Part, scored, speed, slots: str, rules: Preregistration) -> Quantity:
@@ -186,29 +188,29 @@ def _loss_per_substitution(part: Part, scored, speed, slots: str, rules: Preregi
         raise NotRun(f"{part.against} substituted nothing at {slots}")
     frame = _differences(one, baseline, slots, part.texts).rename(columns={"delta_sum": "a", "tokens": "size"})
     against = _differences(other, baseline, slots, part.texts)["delta_sum"]
-    return _ordered(frame.assign(b=against * (shares[0] / shares[1])), "ratio", part)
+    return _ordered(frame.assign(b=against * (shares[0] / shares[1])), "ratio")
 
 
 def _share(counted: Callable[[dict], int]):
     def of_calls(part: Part, scored, speed, slots: str, rules: Preregistration) -> Quantity:
         cells = [_cell(_policy(part.of, scored), slots, text) for text in part.texts]
-        rows = [{"document": c["text"], "a": counted(c), "b": c["demands"], "tokens": c["tokens"]} for c in cells]
-        frame = pd.DataFrame(rows)
-        return _ordered(frame.assign(size=frame["b"], stratum="all"), "percent", part, int(frame.pop("tokens").sum()))
+        frame = pd.DataFrame([{"document": c["text"], "a": counted(c), "b": c["demands"]} for c in cells])
+        tokens = sum(cell["tokens"] for cell in cells)
+        return replace(_by_text(frame, tokens), bounds=(0.0, 100.0))
 
     return of_calls
 
 
 def _token_time_change(part: Part, scored, speed: pd.DataFrame, slots: str, rules: Preregistration) -> Quantity:
-    rows = []
+    rows, tokens = [], 0
     for text in part.texts:
         one, other = (_timing(speed, part, policy, slots, text) for policy in (part.of, part.against))
         if one["tokens"] != other["tokens"]:
             raise NotRun(f"{part.of} and {part.against} are timed on different tokens of {text}")
         times = [round(timed["token_s_mean"] * timed["tokens"] * NS_PER_S) for timed in (one, other)]
-        rows.append({"document": text, "a": times[0] - times[1], "b": times[1], "tokens": int(one["tokens"])})
-    frame = pd.DataFrame(rows)
-    return _ordered(frame.assign(size=frame["b"], stratum="all"), "percent", part, int(frame.pop("tokens").sum()))
+        rows.append({"document": text, "a": times[0] - times[1], "b": times[1]})
+        tokens += int(one["tokens"])
+    return _by_text(pd.DataFrame(rows), tokens)
 
 
 MEASURES = {
@@ -277,9 +279,13 @@ def _timing(speed: pd.DataFrame, part: Part, policy: str, slots: str, text: str)
     return row
 
 
-def _ordered(frame: pd.DataFrame, scale: str, part: Part, tokens: int | None = None) -> Quantity:
+def _by_text(frame: pd.DataFrame, tokens: int) -> Quantity:
+    """Texts as the units: nothing finer was recorded. One stratum, as each has a topic of its own."""
+    return replace(_ordered(frame.assign(size=frame["b"], stratum="all"), "percent"), tokens=tokens)
+
+
+def _ordered(frame: pd.DataFrame, scale: str) -> Quantity:
     """By the sha256 of the documents' names: an order that no result can have chosen."""
     digest = [hashlib.sha256(name.encode()).hexdigest() for name in frame["document"]]
     frame = frame.iloc[np.argsort(digest, kind="stable")].reset_index(drop=True)
-    words = part.of if part.against is None else f"{part.of} against {part.against}"
-    return Quantity(frame, scale, int(frame["size"].sum()) if tokens is None else tokens, words)
+    return Quantity(frame, scale, int(frame["size"].sum()))

@@ -28,10 +28,12 @@ class Scored:
         return str(self.record.get("provenance", {}).get("model", "unknown"))
 
 
-def read_record(path: str | Path) -> dict:
+def read_record(path: str | Path, *keys: str) -> dict:
+    """A record with model, policy, cells and the keys named."""
     try:
         record = json.loads(Path(path).read_text(encoding="utf-8"))
-        record["model"], record["policy"], record["cells"]
+        for key in ("model", "policy", "cells", *keys):
+            record[key]
     except (OSError, ValueError, KeyError, TypeError) as exc:
         raise error(f"{path}: {type(exc).__name__} {exc}", "a record of score_policy.py", "`make retry`") from None
     return record
@@ -45,7 +47,7 @@ def load_scored(paths: list[str]) -> dict[str, dict[str, Scored]]:
     """By model and policy. paths: results/quality/<model>/<policy>/perplexity.json; losses lie in results/losses."""
     found: dict[str, dict[str, Scored]] = {}
     for path in map(Path, paths):
-        record = read_record(path)
+        record = read_record(path, "clusters", "expert_bytes")
         losses = path.parents[3] / "losses" / record["model"] / f"{record['policy']}.safetensors"
         try:
             arrays = load_file(losses)

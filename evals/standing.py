@@ -120,7 +120,9 @@ def _first_commits(root: Path, ledger: Path, rows: dict[tuple[str, ...], str]) -
 def _hashes_before(root: Path, commit: str, path: Path) -> set[str]:
     """sha256 of every version of a file in the strict ancestors of a commit."""
     found = set()
-    for ancestor in _commits(root, f"{commit}^@", path):
+    for ancestor in _commits(root, commit, path):
+        if ancestor == commit:
+            continue
         content = _blob(root, ancestor, path.as_posix())
         if content is not None:
             found.add(hashlib.sha256(content).hexdigest())
