@@ -17,10 +17,9 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-import pandas as pd
 
 from engine.errors import error, nearest
-from evals.ledger_quantities import MEASURES, NotRun, Quantity, interval, measure, p_value_at, running
+from evals.ledger_quantities import MEASURES, NotRun, Quantity, Speed, interval, measure, p_value_at, running
 from evals.preregistration import Part, Preregistration, Row
 from evals.records import Scored
 from evals.stats import Interval, holm, verdict
@@ -61,7 +60,7 @@ def find_row(
     row: Row,
     rules: Preregistration,
     scored: dict[str, dict[str, Scored]],
-    speed: pd.DataFrame,
+    speed: Speed,
     slots: str | None = None,
 ) -> list[Finding]:
     """Every part on every model of the rules and of the run. slots: another budget than the one that decides.
@@ -78,7 +77,7 @@ def find(
     model: str,
     rules: Preregistration,
     scored: dict[str, dict[str, Scored]],
-    speed: pd.DataFrame,
+    speed: Speed,
     slots: str | None = None,
 ) -> Finding:
     slots, bare = slots or rules.slots, Finding(row, part, model, slots or rules.slots)
@@ -97,7 +96,7 @@ def find(
     if slots == rules.slots and percent not in (None, rules.slots_percent):
         return _without(bare, f"{slots} is {percent:g} % in this run, {rules.slots_percent:g} % in the preregistration")
     try:
-        quantity = measure(part, scored[model], speed[speed["model"] == model], slots=slots, rules=rules)
+        quantity = measure(part, scored[model], speed.of(model), slots=slots, rules=rules)
     except NotRun as exc:
         return _without(bare, str(exc))
     options = rules.statistics

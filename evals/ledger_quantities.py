@@ -35,23 +35,36 @@ class NotRun(Exception):
 
 
 @dataclass(frozen=True)
+class Speed:
+    """The tables of evals/speed.py: by text, and by document where there is one (else empty)."""
+
+    texts: pd.DataFrame
+    documents: pd.DataFrame
+
+    def of(self, model: str) -> Speed:
+        return Speed(*(table[table["model"] == model] for table in (self.texts, self.documents)))
+
+
+@dataclass(frozen=True)
 class Quantity:
     """`a` over `b` by document, in the order of the running estimate.
 
     frame: document, stratum, a, b, size (whole numbers). scale: how a ratio R = sum(a) / sum(b) becomes a value:
     `perplexity` 100 (exp(R) - 1), `percent` 100 R, `ratio` R. In the first two b is the size; of a ratio b may be
     negative, and its interval is found by inversion. tokens: scored tokens behind it. bounds: values it cannot leave.
+    units: what a row of the frame is, `documents` or `texts`.
     """
 
     frame: pd.DataFrame
     scale: str
     tokens: int
     bounds: tuple[float, float] = (-math.inf, math.inf)
+    units: str = "documents"
 
     def value(self, ratio: float) -> float:
-        return {"perplexity": lambda r: 100 * math.expm1(r), "percent": lambda r: 100 * r, "ratio": float}[self.scale](
-            ratio
-        )
+        if self.scale == "perplexity":
+            return 100 * math.expm1(ratio)
+        return 100 * ratio if self.scale == "percent" else ratio
 
     def ratio(self, value: float) -> float:
         """The inverse of `value`."""
@@ -168,8 +181,8 @@ def _times_100(found: Interval) -> Interval:
 
 
 # ---- the measures ----------------------------------------------------------------------------------------------------
-def measure(part: Part, scored: dict[str, Scored], speed: pd.DataFrame, *, slots: str, rules: Preregistration):
-    """The quantity of a part on one model. scored: by policy; speed: the rows of that model. NotRun."""
+def measure(part: Part, scored: dict[str, Scored], speed: Speed, *, slots: str, rules: Preregistration) -> Quantity:
+    """The quantity of a part on one model. scored: by policy; speed: of that model. NotRun."""
     return MEASURES[part.measure](part, scored, speed, slots, rules)
 
 
@@ -201,16 +214,19 @@ def _share(counted: Callable[[dict], int]):
     return of_calls
 
 
-def _token_time_change(part: Part, scored, speed: pd.DataFrame, slots: str, rules: Preregistration) -> Quantity:
-    rows, tokens = [], 0
-    for text in part.texts:
-        one, other = (_timing(speed, part, policy, slots, text) for policy in (part.of, part.against))
+def _token_time_change(part: Part, scored, speed: Speed, slots: str, rules: Preregistration) -> Quantity:
+    timed = [[_timing(speed.texts, part, policy, slots, text) for text in part.texts] for policy in _both(part)]
+    for one, other in zip(*timed, strict=True):
         if one["tokens"] != other["tokens"]:
-            raise NotRun(f"{part.of} and {part.against} are timed on different tokens of {text}")
-        times = [round(timed["token_s_mean"] * timed["tokens"] * NS_PER_S) for timed in (one, other)]
-        rows.append({"document": text, "a": times[0] - times[1], "b": times[1]})
-        tokens += int(one["tokens"])
-    return _by_text(pd.DataFrame(rows), tokens)
+            raise NotRun(f"{part.of} and {part.against} are timed on different tokens of {one['text']}")
+    tokens = int(sum(row["tokens"] for row in timed[0]))
+    topics = {cell["text"]: cell["topic"] for policy in scored.values() for cell in policy.record["cells"]}
+    one, other = (_document_times(speed.documents, part, policy, slots) for policy in _both(part))
+    if set(part.texts) <= set(topics) & set(one["text"]) and one["document"].equals(other["document"]):
+        frame = pd.DataFrame({"document": one["document"], "stratum": one["text"].map(topics)})
+        return replace(_ordered(_changes(frame, one["time_s"], other["time_s"]), "percent"), tokens=tokens)
+    seconds = [pd.Series([row["token_s_mean"] * row["tokens"] for row in rows]) for rows in timed]
+    return _by_text(_changes(pd.DataFrame({"document": list(part.texts)}), *seconds), tokens)
 
 
 MEASURES = {
@@ -266,11 +282,13 @@ def _differences(one: Scored, other: Scored, slots: str, texts: tuple[str, ...])
     return pd.concat(frames, ignore_index=True)
 
 
+def _both(part: Part) -> tuple[str, str]:
+    return part.of, str(part.against)
+
+
 def _timing(speed: pd.DataFrame, part: Part, policy: str, slots: str, text: str) -> pd.Series:
-    keys = {"policy": policy, "slots": slots, "host": part.host, "link": part.link, "text": text}
-    rows = speed
-    for name, wanted in keys.items():
-        rows = rows[rows[name] == wanted]
+    rows = _on_host(speed, part, policy, slots)
+    rows = rows[rows["text"] == text]
     if rows.empty:
         raise NotRun(f"no timing of {policy}, {slots}, {text} on {part.host}, {part.link}")
     row = rows.iloc[0]
@@ -279,9 +297,28 @@ def _timing(speed: pd.DataFrame, part: Part, policy: str, slots: str, text: str)
     return row
 
 
+def _document_times(speed: pd.DataFrame, part: Part, policy: str, slots: str) -> pd.DataFrame:
+    """Rows text, document (named `<text>/<document>`), time_s of a policy over the part's texts, by name."""
+    rows = _on_host(speed, part, policy, slots)
+    rows = rows[rows["text"].isin(part.texts)]
+    return rows.assign(document=rows["text"] + "/" + rows["document"]).sort_values("document", ignore_index=True)
+
+
+def _on_host(speed: pd.DataFrame, part: Part, policy: str, slots: str) -> pd.DataFrame:
+    keys = {"policy": policy, "slots": slots, "host": part.host, "link": part.link}
+    return speed[np.logical_and.reduce([speed[name] == wanted for name, wanted in keys.items()])]
+
+
+def _changes(frame: pd.DataFrame, one_s: pd.Series, other_s: pd.Series) -> pd.DataFrame:
+    """a, b in whole nanoseconds: the change, and what it is a change of."""
+    one, other = (np.rint(seconds.to_numpy(np.float64) * NS_PER_S) for seconds in (one_s, other_s))
+    return frame.assign(a=one - other, b=other, size=other)
+
+
 def _by_text(frame: pd.DataFrame, tokens: int) -> Quantity:
     """Texts as the units: nothing finer was recorded. One stratum, as each has a topic of its own."""
-    return replace(_ordered(frame.assign(size=frame["b"], stratum="all"), "percent"), tokens=tokens)
+    frame = frame.assign(size=frame["b"], stratum="all")
+    return replace(_ordered(frame, "percent"), tokens=tokens, units="texts")
 
 
 def _ordered(frame: pd.DataFrame, scale: str) -> Quantity:

@@ -19,10 +19,10 @@ from engine.files import atomic, write_text
 from evals.jobs import Progress
 from evals.ledger import JUDGED_ROLES, Finding, Judged, conclude, find_row, judge, over_models
 from evals.ledger_page import ALL_MODELS, page
-from evals.ledger_quantities import first_documents, interval, running
+from evals.ledger_quantities import Speed, first_documents, interval, running
 from evals.preregistration import Part, Preregistration, Row, load
 from evals.records import Scored, is_rehearsal, load_scored
-from evals.speed import read_speed
+from evals.speed import read_documents, read_speed
 from evals.standing import EXPLORATORY, Standing, of_run
 
 COLUMNS = [
@@ -40,11 +40,13 @@ def main() -> None:
     parser.add_argument("--preregistration", default="config/preregistration.yaml")
     parser.add_argument("--records", nargs="+", required=True, help="results/quality/<model>/<policy>/perplexity.json")
     parser.add_argument("--speed", help="speed.csv; without it every timing is `not run`")
+    parser.add_argument("--speed-documents", help="seconds by document; without it texts are the units of times")
     parser.add_argument("--out", required=True, help="claims.csv")
     parser.add_argument("--out-page", required=True, help="claims.md")
     parser.add_argument("--out-documents", required=True, help="the estimates against the number of documents")
     a = parser.parse_args()
-    rules, scored, speed = load(a.preregistration), load_scored(a.records), read_speed(a.speed)
+    rules, scored = load(a.preregistration), load_scored(a.records)
+    speed = Speed(read_speed(a.speed), read_documents(a.speed_documents))
     run, named = of_run(a.preregistration), dict.fromkeys([*rules.models, *scored])
     standings = {model: of_model(scored.get(model), rules, run) for model in named}
     standings[ALL_MODELS] = of_all(standings, rules)
@@ -101,7 +103,7 @@ def row_lines(row: Row, judged: list[Judged], rules: Preregistration) -> list[di
     return lines
 
 
-def other_budgets(row: Row, rules: Preregistration, scored, speed: pd.DataFrame) -> list[dict]:
+def other_budgets(row: Row, rules: Preregistration, scored, speed: Speed) -> list[dict]:
     """The same numbers at the slot budgets that do not decide: shown, without a verdict."""
     budgets = {
         cell["slots"]
@@ -124,7 +126,12 @@ def part_line(one: Judged) -> dict:
     line |= {"slots": finding.slots, "rule_says": one.verdict or "", "reason": one.reason, "p_holm": one.p_holm}
     line |= {"direction_verdict": one.direction, "p_value": finding.p_value, "sign_change_after": finding.sign_change}
     if found is not None:
-        line |= {"documents": len(finding.quantity.frame), "tokens": found.tokens, "estimate": found.estimate}
+        line |= {
+            "documents": len(finding.quantity.frame),
+            "sampled": finding.quantity.units,
+            "tokens": found.tokens,
+            "estimate": found.estimate,
+        }
         line |= {"low": found.low, "high": found.high, "detectable": found.detectable, "level": found.level}
         line["reason"] = one.reason or found.reason
     return line
@@ -145,10 +152,8 @@ def finish(line: dict, rules: Preregistration, scored, standings: dict[str, Stan
 
 
 def part_facts(part: Part, rules: Preregistration) -> dict:
-    measure = rules.measures[part.measure]
-    sampled = "texts" if "texts are the units" in measure.what else "documents"
     facts = {name: getattr(part, name) for name in ("measure", "of", "against", "within", "instrument", "host", "link")}
-    facts |= {"part": part.id, "texts": " ".join(part.texts), "unit": measure.unit, "sampled": sampled}
+    facts |= {"part": part.id, "texts": " ".join(part.texts), "unit": rules.measures[part.measure].unit}
     ends = {"region_low": part.low, "region_high": part.high}
     facts |= {name: end if math.isfinite(end) else None for name, end in ends.items()}
     return facts | {"why": part.why, "direction": part.direction}
@@ -178,7 +183,7 @@ def documents_lines(finding: Finding, rules: Preregistration, scored) -> list[di
     facts = {"id": finding.row.id, "model": finding.model, "slots": finding.slots, "no_effect": no_effect}
     facts |= {"slots_percent": rules.slots_percent, "documents": total, "sign_change_after": finding.sign_change}
     facts |= part_facts(part, rules) | {"rehearsal": is_rehearsal(next(iter(policies.values())).record)}
-    facts |= {"tokens": finding.interval.tokens, "level": finding.interval.level}
+    facts |= {"sampled": quantity.units, "tokens": finding.interval.tokens, "level": finding.interval.level}
     lines = []
     for number, estimate in enumerate(estimates, start=1):
         line = facts | {"number": number, "document": quantity.frame["document"][number - 1], "estimate": estimate}
