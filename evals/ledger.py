@@ -1,6 +1,6 @@
 """From the preregistered rules and what was measured to a verdict for every claim, on every model and over them.
 
-A part (evals/preregistration.py) is computed as a quantity (evals/ledger_quantities.py) and judged here by the words
+A part (evals/preregistration.py) is computed as a quantity (evals/ledger_measures.py) and judged here by the words
 of `rules` and `running` in config/preregistration.yaml: region, Holm over the parts and models of a row, the sign rule
 of the running estimate, conjunction over parts, agreement over models. Whether the verdict stands, or is exploratory,
 is another question (evals/standing.py).
@@ -19,7 +19,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from engine.errors import error, nearest
-from evals.ledger_quantities import MEASURES, NotRun, Quantity, Speed, interval, measure, p_value_at, running
+from evals.ledger_measures import MEASURES, NotRun, Speed, measure
+from evals.ledger_quantities import Quantity, interval, p_value_at, running
 from evals.preregistration import Part, Preregistration, Row
 from evals.records import Scored
 from evals.stats import Interval, holm, verdict
@@ -87,7 +88,7 @@ def find(
     if part.measure not in MEASURES:
         raise error(
             f"row {row.id}, part {part.id}: nothing computes measure '{part.measure}'",
-            "a measure of evals/ledger_quantities.py, or `not_run` with a reason",
+            "a measure of evals/ledger_measures.py, or `not_run` with a reason",
             nearest(part.measure, MEASURES),
         )
     if model not in scored:

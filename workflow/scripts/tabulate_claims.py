@@ -18,8 +18,9 @@ from engine.errors import main_guard
 from engine.files import atomic, write_text
 from evals.jobs import Progress
 from evals.ledger import JUDGED_ROLES, Finding, Judged, conclude, find_row, judge, over_models
+from evals.ledger_measures import Speed
 from evals.ledger_page import ALL_MODELS, page
-from evals.ledger_quantities import Speed, first_documents, interval, running
+from evals.ledger_quantities import first_documents, interval, running
 from evals.preregistration import Part, Preregistration, Row, load
 from evals.records import Scored, is_rehearsal, load_scored
 from evals.speed import read_documents, read_speed
