@@ -41,17 +41,16 @@ rule write_answer:
     input:
         "evals/speed.py",
         script="workflow/scripts/write_answer.py",
+        preregistration="config/preregistration.yaml",
         speed=SPEED,
         quality=TABLES["local"],
     output:
         "results/answer.md",
     log:
         "results/logs/write_answer.log",
-    params:
-        slots="s25",
     shell:
-        "python {input.script} --speed {input.speed} --quality {input.quality} --primary-slots {params.slots}"
-        " --out {output} 2>&1 | tee {log}"
+        "python {input.script} --speed {input.speed} --quality {input.quality}"
+        " --preregistration {input.preregistration} --out {output} 2>&1 | tee {log}"
 
 
 rule plot_claims_by_documents:

@@ -4,7 +4,7 @@ Speed is that of the table of speed, over all texts; loss is that of the table o
 within a limit where the upper end of its loss interval is, and what is clairvoyant cannot be used.
 
 python workflow/scripts/write_answer.py --speed results/tables/local/speed.csv \
-    --quality results/tables/local/quality.csv --primary-slots s25 --out results/answer.md
+    --quality results/tables/local/quality.csv --preregistration config/preregistration.yaml --out results/answer.md
 """
 
 import argparse
@@ -15,6 +15,7 @@ from engine.errors import main_guard
 from engine.files import write_text
 from engine.policies import BASELINE
 from evals.figures import POOLED, REHEARSAL, model_title, ok_rows, read_table
+from evals.preregistration import load
 from evals.speed import read_speed
 
 LIMITS = (0.5, 1.0, 2.0)  # percent of token perplexity
@@ -26,10 +27,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--speed", required=True, help="speed.csv")
     parser.add_argument("--quality", required=True, help="quality.csv")
-    parser.add_argument("--primary-slots", required=True, help="the slot budget that stands first")
+    parser.add_argument("--preregistration", required=True, help="names the slot budget that stands first")
     parser.add_argument("--out", required=True)
     a = parser.parse_args()
-    write_text(a.out, answer(read_speed(a.speed), read_table(a.quality), a.primary_slots))
+    write_text(a.out, answer(read_speed(a.speed), read_table(a.quality), load(a.preregistration).slots))
 
 
 def answer(speed: pd.DataFrame, quality: pd.DataFrame, primary_slots: str) -> str:
