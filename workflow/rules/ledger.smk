@@ -2,7 +2,7 @@
 
 SPEED = "results/tables/local/speed.csv"
 LEDGER = (
-    "ledger ledger_page ledger_quantities preregistration records speed standing stats"
+    "ledger ledger_measures ledger_page ledger_quantities preregistration records speed standing stats"
 )
 CLAIMS_PICTURES = multiext(
     "results/plots/local/claims_by_documents", ".svg", ".png", ".csv"
