@@ -320,15 +320,21 @@ def save(figure: Figure, points: pd.DataFrame, prefix: str | Path) -> None:
             figure.savefig(temporary, metadata=metadata)
 
 
-def figure_main(draw: Callable[[pd.DataFrame], tuple[Figure, pd.DataFrame]], about: str) -> None:
+def figure_main(
+    draw: Callable[[pd.DataFrame], tuple[Figure, pd.DataFrame]],
+    about: str,
+    read: Callable[[str], pd.DataFrame] = read_table,
+) -> None:
+    """The command line of a figure. read: of the table it is drawn from, quality.csv unless the figure says."""
+
     def main() -> None:
         parser = argparse.ArgumentParser(description=about.splitlines()[0])
-        parser.add_argument("--table", required=True, help="quality.csv")
+        parser.add_argument("--table", required=True, help="quality.csv, or the table that the figure names")
         parser.add_argument("--out-prefix", required=True, help="path without suffix; .csv, .png and .svg are written")
         a = parser.parse_args()
         with matplotlib.rc_context():
             matplotlib.rcdefaults()  # not the taste of whoever runs it
             matplotlib.rcParams.update(STYLE)
-            save(*draw(read_table(a.table)), a.out_prefix)
+            save(*draw(read(a.table)), a.out_prefix)
 
     main_guard(main)

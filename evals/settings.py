@@ -11,11 +11,10 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import jsonschema
 import yaml
 
 from engine.errors import error, nearest
@@ -23,6 +22,7 @@ from engine.host import load_hosts
 from engine.policies import BASELINE, ID, Policy, load_policies
 from engine.residency import slots_from_percent
 from evals.corpora import available, row_of, table
+from evals.schema import Origin, check_schema
 
 SCHEMA = Path(__file__).parent.parent / "workflow" / "schemas" / "config.schema.json"
 MODEL_COLUMNS = ("id", "source", "revision", "dtype", "timed_width", "timed_expert_width")
@@ -82,8 +82,8 @@ def check(config: object, where: str | Mapping[str, str] = "config/config.yaml")
 
     where: the file, or the file of every top-level key where several were laid over each other.
     """
-    where = _Origin(where)
-    _check_schema(config, where)
+    where = Origin(where)
+    check_schema(config, where, SCHEMA, "config/README.md")
     policies = load_policies(config["policies_sheet"])
     if config["policies"] != "all":
         for name in config["policies"]:
@@ -210,85 +210,3 @@ def _check_slots(slots: Mapping[str, float], model: Model, where: str) -> None:
                 f"at least K = {top_k} ({math.ceil(1000 * top_k / experts) / 10:g} %): one event must fit",
                 "raise it",
             )
-
-
-# ---- the schema, in words -------------------------------------------------------------------------------------------
-# jsonschema's messages say what was found; ours say what was expected, by the keyword that failed
-EXPECTED = {
-    "anyOf": lambda branches: "'all' or " + ("a whole number from 1" if "type" in branches[1] else "a list of ids"),
-    "const": lambda value: json.dumps(value),
-    "exclusiveMaximum": lambda value: f"a number below {value}",
-    "exclusiveMinimum": lambda value: f"a number above {value}",
-    "maximum": lambda value: f"a number up to {value}",
-    "minItems": lambda value: "at least one",
-    "minProperties": lambda value: "at least one",
-    "minimum": lambda value: f"a number from {value}",
-    "pattern": lambda value: "letters, digits, '_' or '-' (ids become file names)",
-    "type": lambda value: {"array": "a list", "integer": "a whole number", "object": "keys with values"}.get(
-        value, f"a {value}"
-    ),
-    "uniqueItems": lambda value: "every id once",
-}
-
-
-class _Origin(dict):
-    """The file that a top-level key comes from."""
-
-    def __init__(self, where: str | Mapping[str, str]) -> None:
-        super().__init__({} if isinstance(where, str) else where)
-        self.all = where if isinstance(where, str) else " + ".join(dict.fromkeys(where.values()))
-
-    def __missing__(self, key: str) -> str:
-        return self.all
-
-
-def _check_schema(config: object, where: _Origin) -> None:
-    """UserError on the first thing wrong; unknown keys first, as the likeliest reason that another is missing."""
-    schema = json.loads(SCHEMA.read_text(encoding="utf-8"))
-    errors = list(jsonschema.Draft202012Validator(schema).iter_errors(config))
-    for wrong in errors:
-        if wrong.validator == "additionalProperties":
-            known = wrong.schema["properties"]
-            extra = next(key for key in wrong.instance if key not in known)
-            origin = where[_top(wrong, extra)]
-            raise error(f"{origin}: {_key(wrong)} has a key '{extra}'", "a known key", nearest(extra, known))
-    wrong = jsonschema.exceptions.best_match(errors)
-    if wrong is not None:
-        if wrong.validator == "required":
-            missing = next(key for key in wrong.validator_value if key not in wrong.instance)
-            origin = where[_top(wrong, missing)]
-            raise error(f"{origin}: {_key(wrong)} has no key '{missing}'", "all keys of config/README.md", "add it")
-        expected = EXPECTED.get(wrong.validator, lambda _: wrong.message)(wrong.validator_value)
-        hint = "see config/README.md"
-        if isinstance(wrong.instance, bool):
-            hint = "YAML reads yes, no, on and off as booleans: put the word in quotes"
-        raise error(f"{where[_top(wrong)]}: {_key(wrong)} is {_shown(wrong.instance)}", expected, hint)
-    for path, value in _numbers(config):
-        if not math.isfinite(value):  # NaN passes every limit of a schema
-            raise error(
-                f"{where[path.partition('.')[0]]}: {path} is {value}", "a finite number", "see config/README.md"
-            )
-
-
-def _top(wrong: jsonschema.ValidationError, key: str = "") -> str:
-    """The top-level key that is wrong; `key` where the file as a whole has or lacks it."""
-    return str(wrong.absolute_path[0]) if wrong.absolute_path else key
-
-
-def _key(wrong: jsonschema.ValidationError) -> str:
-    name = ".".join(str(part) for part in wrong.absolute_path) or "the file"
-    return f"a key of {name}" if "propertyNames" in wrong.absolute_schema_path else name
-
-
-def _shown(value: object) -> str:
-    shown = json.dumps(value, default=str)
-    return shown if len(shown) <= 80 else f"{shown[:77]}..."
-
-
-def _numbers(value: object, path: str = "") -> Iterator[tuple[str, float]]:
-    """Every float of a parsed configuration with its key."""
-    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, part in parts:
-        yield from _numbers(part, f"{path}.{key}".lstrip("."))
-    if isinstance(value, float):
-        yield path, value

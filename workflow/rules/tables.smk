@@ -1,6 +1,7 @@
 rule tabulate_quality:
     input:
         "evals/quality.py",
+        "evals/records.py",
         "evals/stats.py",
         script="workflow/scripts/tabulate_quality.py",
         texts=expand("results/texts/{text}.json", text=SETTINGS.test_texts),

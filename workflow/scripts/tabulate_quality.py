@@ -6,7 +6,6 @@ Losses are paired with the baseline's on the same tokens and resampled by docume
 
 import argparse
 import itertools
-import json
 from pathlib import Path
 
 import numpy as np
@@ -20,9 +19,9 @@ from engine.policies import BASELINE
 from evals.jobs import Progress
 from evals.perplexity import perplexity
 from evals.quality import paired_interval, share_of_events_that_differ
+from evals.records import is_rehearsal, read_record
 from evals.stats import holm, percent_change
 
-REHEARSAL_BYTES = 1 << 30  # a model whose experts weigh less than this in all is a small embedded one
 COUNTS = [
     "events",
     "demands",
@@ -65,15 +64,6 @@ def main() -> None:
     write_text(a.out_bundles, bundles)
 
 
-def read_record(path: str) -> dict:
-    try:
-        record = json.loads(Path(path).read_text(encoding="utf-8"))
-        record["model"], record["policy"], record["cells"]
-    except (OSError, ValueError, KeyError, TypeError) as exc:
-        raise error(f"{path}: {type(exc).__name__} {exc}", "a record of score_policy.py", "`make retry`") from None
-    return record
-
-
 # ---- one model -------------------------------------------------------------------------------------------------------
 def model_rows(own: dict[str, tuple[dict, Path]], options: dict, progress: Progress) -> list[dict]:
     """Rows of all cells of one model, and the pooled ones."""
@@ -113,7 +103,7 @@ def identity(record: dict) -> dict:
         "beta": row["beta"],
         "instrument": record["instrument"],
         "experts": record["experts"],
-        "rehearsal": 0 < record["expert_bytes"] < REHEARSAL_BYTES,
+        "rehearsal": is_rehearsal(record),
     }
 
 

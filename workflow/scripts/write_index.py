@@ -24,7 +24,10 @@ from evals.figures import POOLED, model_title, ok_rows, read_table, slots_title,
 
 RETRY = "make retry"
 ABOUT = {
+    "answer.md": "For every host and model: the policy to use, exact or within a limit on the loss.",
     "bundles.md": "The pooled rows of every bundle as a table, by model and slots.",
+    "claims.csv": "The ledger: every claim, its parts by model, number, interval, region, verdict.",
+    "claims.md": "The ledger in words, with the rules that decide.",
     "differences.csv": "Share of events in which two bundles execute something else.",
     "quality.csv": "Every (model, policy, slots, text): perplexity, loss with interval, counts.",
 }

@@ -1,0 +1,57 @@
+"""Records of scored policies and their losses, as the tables and the ledger read them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
+
+from engine.errors import error
+
+REHEARSAL_BYTES = 1 << 30  # a model whose experts weigh less than this in all is a small embedded one
+
+
+@dataclass(frozen=True)
+class Scored:
+    """One policy on one model: its record (results/quality) and its losses in nats by `<slots>/<text>`, each [T]."""
+
+    record: dict
+    losses: dict[str, np.ndarray]
+
+    @property
+    def weights(self) -> str:
+        """What the record says its model's weights are."""
+        return str(self.record.get("provenance", {}).get("model", "unknown"))
+
+
+def read_record(path: str | Path, *keys: str) -> dict:
+    """A record with model, policy, cells and the keys named."""
+    try:
+        record = json.loads(Path(path).read_text(encoding="utf-8"))
+        for key in ("model", "policy", "cells", *keys):
+            record[key]
+    except (OSError, ValueError, KeyError, TypeError) as exc:
+        raise error(f"{path}: {type(exc).__name__} {exc}", "a record of score_policy.py", "`make retry`") from None
+    return record
+
+
+def is_rehearsal(record: dict) -> bool:
+    return 0 < record["expert_bytes"] < REHEARSAL_BYTES
+
+
+def load_scored(paths: list[str]) -> dict[str, dict[str, Scored]]:
+    """By model and policy. paths: results/quality/<model>/<policy>/perplexity.json; losses lie in results/losses."""
+    found: dict[str, dict[str, Scored]] = {}
+    for path in map(Path, paths):
+        record = read_record(path, "clusters", "expert_bytes")
+        losses = path.parents[3] / "losses" / record["model"] / f"{record['policy']}.safetensors"
+        try:
+            arrays = load_file(losses)
+        except (OSError, SafetensorError) as exc:
+            raise error(f"{losses}: {exc}", "the losses of that record", "delete it and run again") from None
+        found.setdefault(record["model"], {})[record["policy"]] = Scored(record, arrays)
+    return found

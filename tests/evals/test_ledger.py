@@ -1,0 +1,427 @@
+"""The ledger on made-up losses of known size: what is in the region is supported, what is not is not, and the rest.
+
+Laws: the verdict follows the interval, the sign rule and Holm can only make it inconclusive, rows are conjunctions.
+The rules are the committed ones, with fewer replicates.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+
+from engine.errors import UserError
+from engine.policies import load_policies
+from evals.corpora import row_of
+from evals.ledger import (
+    NOT_RUN,
+    OPEN,
+    REFUTED,
+    SUPPORTED,
+    Finding,
+    Judged,
+    conclude,
+    find_row,
+    judge,
+    over_models,
+    sign_change,
+)
+from evals.ledger_measures import MEASURES, Speed
+from evals.ledger_quantities import Quantity, interval, ordered, p_value_at, running
+from evals.preregistration import check, load
+from evals.quality import paired_interval
+from evals.records import Scored
+from evals.speed import read_documents, read_speed
+from evals.stats import percent_change
+
+PATH = Path(__file__).parents[2] / "config" / "preregistration.yaml"
+RULES = load(PATH)
+RULES = replace(RULES, statistics=RULES.statistics | {"replicates": 999})
+ONE = replace(RULES, models=("reference",))
+TOPICS = dict(zip(RULES.texts, ("encyclopaedic", "code", "word_problems", "scripture"), strict=True))
+DOCUMENTS, TOKENS = 12, 30  # a text, a document
+CLAIMS = [*(f"P1.{n}" for n in ("1a", "1b", *range(2, 12))), *(f"P2.{n}" for n in range(1, 6))]  # of the design
+NO_SPEED = Speed(read_speed(None), read_documents(None))
+
+
+# ---- made-up runs ----------------------------------------------------------------------------------------------------
+def scored(effects: dict[str, float], noise: float = 0.0, model: str = "reference", shares=None) -> dict[str, Scored]:
+    """Policies whose loss is the baseline's plus an effect (nats a token), plus noise by document, on four texts."""
+    base = np.random.default_rng(1).normal(3, 1, (len(TOPICS), DOCUMENTS * TOKENS))
+    found = {}
+    for number, (policy, effect) in enumerate({RULES.baseline: 0.0, **effects}.items()):
+        wobble = np.random.default_rng(100 + number).normal(0, noise, (len(TOPICS), DOCUMENTS))
+        loss = base + (effect + np.repeat(wobble, TOKENS, axis=1) if policy != RULES.baseline else 0)
+        found[policy] = Scored(record(policy, model, (shares or {}).get(policy, 0.1)), losses(loss))
+    return found
+
+
+def losses(loss: np.ndarray) -> dict[str, np.ndarray]:
+    return {f"{RULES.slots}/{text}": own for text, own in zip(TOPICS, loss, strict=True)}
+
+
+def record(policy: str, model: str, share: float) -> dict:
+    demands = 1000
+    cells = [
+        {
+            "slots": RULES.slots,
+            "slots_percent": 25,
+            "text": text,
+            "topic": topic,
+            "status": "ok",
+            "tokens": DOCUMENTS * TOKENS,
+            "demands": demands + 10 * number,
+            "hits": 600 + 3 * number,
+            "substitutions": round(share * (demands + 10 * number)),
+            "lossy_without_effect": False,
+            "background_inert": False,
+        }
+        for number, (text, topic) in enumerate(TOPICS.items())
+    ]
+    clusters = {text: [[f"doc{i}", TOKENS] for i in range(DOCUMENTS)] for text in TOPICS}
+    return {"model": model, "policy": policy, "cells": cells, "clusters": clusters, "expert_bytes": 1}
+
+
+def percent(change: float) -> float:
+    return math.log1p(change / 100)
+
+
+def verdicts(row: str, runs: dict[str, dict[str, Scored]], rules=ONE, speed=NO_SPEED) -> dict[tuple[str, str], Judged]:
+    judged = judge(find_row(rules.rows[row], rules, runs, speed), rules)
+    return {(one.finding.model, one.finding.part.id): one for one in judged}
+
+
+def pair(quality: float, speed: float, noise: float = 0.0) -> dict[str, Scored]:
+    """P1.6: change of perplexity in percent that background admission makes, in both pairs."""
+    return scored({"rule_015": 0.01, "quality_first": 0.01 + percent(quality), "first_choice": 0.1,
+                   "speed_first": 0.1 + percent(speed)}, noise)  # fmt: skip
+
+
+QUALITY, SPEED = "quality_first_against_rule_015", "speed_first_against_first_choice"
+
+
+# ---- the verdict of a part -------------------------------------------------------------------------------------------
+def test_an_effect_inside_the_region_is_supported():
+    found = verdicts("P1.6", {"reference": pair(-0.9, -0.7, noise=0.0005)})
+    one = found["reference", QUALITY]
+    assert one.verdict == one.direction == SUPPORTED and one.finding.interval.estimate == pytest.approx(-0.9, abs=0.05)
+    assert found["reference", SPEED].verdict == SUPPORTED
+    assert conclude(list(found.values())) == (SUPPORTED, None)
+
+
+@pytest.mark.parametrize("change", [-4.0, 1.0])
+def test_an_interval_outside_the_region_is_not_supported(change):
+    found = verdicts("P1.6", {"reference": pair(change, -0.7, noise=0.0005)})
+    assert found["reference", QUALITY].verdict == REFUTED
+    assert found["reference", QUALITY].direction == (SUPPORTED if change < 0 else REFUTED)
+    word, why = conclude(list(found.values()))
+    assert word == REFUTED and QUALITY in why
+
+
+def test_a_wide_interval_is_inconclusive():
+    one = verdicts("P1.6", {"reference": pair(-0.9, -0.9, noise=0.2)})["reference", QUALITY]
+    assert one.verdict == OPEN and one.finding.interval.low < -1.5 and one.finding.interval.high > -0.3
+
+
+def test_a_bundle_is_paired_with_the_other_not_with_the_baseline():
+    """Noise that both bundles share cancels: the interval is much shorter than either's against the baseline."""
+    runs = scored({"rule_015": 0.01, "quality_first": 0.01}, noise=0.3)
+    shared = {key: loss + percent(-0.9) for key, loss in runs["rule_015"].losses.items()}
+    runs["quality_first"] = replace(runs["quality_first"], losses=shared)
+    one = verdicts("P1.6", {"reference": runs})["reference", QUALITY].finding.interval
+    assert one.high - one.low < 1e-6 and one.estimate == pytest.approx(-0.9)
+
+
+def test_the_interval_is_that_of_the_tables():
+    runs = pair(-0.9, -0.7, noise=0.02)
+    one = verdicts("P1.6", {"reference": runs})["reference", QUALITY].finding.interval
+    names = [(f"doc{i}", TOKENS) for i in range(DOCUMENTS)]
+    parts = [
+        (topic, names, *(runs[policy].losses[f"{RULES.slots}/{text}"] for policy in ("quality_first", "rule_015")))
+        for text, topic in TOPICS.items()
+    ]
+    expected = percent_change(paired_interval(parts, replicates=999))
+    assert one.estimate == pytest.approx(expected.estimate)
+    # documents stand in another order, so the replicates draw others
+    assert (one.low, one.high) == pytest.approx((expected.low, expected.high), abs=0.35)
+    assert one.standard_error == pytest.approx(expected.standard_error)
+
+
+def test_a_sign_change_in_the_last_half_is_inconclusive():
+    """The same documents, told in an order in which the mean changes its side late."""
+    runs = pair(-0.9, -0.9, noise=0.0005)
+    clean = verdicts("P1.6", {"reference": runs})["reference", QUALITY]
+    names = list(clean.finding.quantity.frame["document"])
+    assert clean.verdict == SUPPORTED and clean.finding.sign_change is None
+    late = set(names[30:])  # the first 30 of 48 rise slightly, the rest fall far
+    for key, loss in runs["quality_first"].losses.items():
+        text = key.split("/")[1]
+        for i in range(DOCUMENTS):
+            own = slice(i * TOKENS, (i + 1) * TOKENS)
+            loss[own] += 0.0005 - percent(-0.9) if f"{text}/doc{i}" not in late else -0.0145
+    one = verdicts("P1.6", {"reference": runs})["reference", QUALITY]
+    estimates, sides = running(one.finding.quantity, 0)
+    assert estimates[29] > 0 > estimates[-1] and sides[29] == 1
+    assert one.finding.sign_change is not None and one.finding.sign_change >= 30
+    assert one.verdict == OPEN and one.direction == OPEN
+
+
+def test_a_sign_change_in_the_first_half_does_not_matter():
+    frame = pd.DataFrame({"document": list("abcdefgh"), "stratum": "x", "a": [9, -1, -3, -9, -9, -9, -9, -9], "b": 100})
+    quantity = Quantity(frame.assign(size=100), "perplexity", 800)
+    _, sides = running(quantity, 0)
+    assert sides.tolist() == [1, 1, 1, -1, -1, -1, -1, -1]
+    assert sign_change(quantity, 0, 0.5) is None and sign_change(quantity, 0, 0.25) == 3
+
+
+def test_the_order_of_documents_does_not_depend_on_the_text_they_came_in():
+    frame = pd.DataFrame({"document": [f"t/{i}" for i in range(20)], "stratum": "x", "a": 1.0, "b": 10, "size": 10})
+    one, other = ordered(frame, "perplexity"), ordered(frame.iloc[::-1], "perplexity")
+    assert one.frame["document"].tolist() == other.frame["document"].tolist() != frame["document"].tolist()
+
+
+def test_several_comparisons_can_only_make_a_verdict_inconclusive():
+    """A part that its interval alone just supports falls to Holm when a second model is in the family."""
+    noises = np.linspace(0.002, 0.02, 40)
+    seen = set()
+    for noise in noises:
+        runs = pair(-0.9, -0.9, noise=noise)
+        alone = verdicts("P1.6", {"reference": runs})["reference", QUALITY]
+        family = verdicts("P1.6", {"reference": runs}, RULES)["reference", QUALITY]  # reference_b is counted too
+        assert family.p_holm >= alone.p_holm >= alone.finding.p_value
+        assert family.verdict in (alone.verdict, OPEN)
+        seen.add((alone.verdict, family.verdict))
+    assert (SUPPORTED, OPEN) in seen and (SUPPORTED, SUPPORTED) in seen
+
+
+def test_p_values_and_intervals_agree_at_every_end():
+    for noise in (0.002, 0.01, 0.05):
+        one = verdicts("P1.6", {"reference": pair(-0.9, -0.9, noise=noise)})["reference", QUALITY].finding
+        low, high = one.interval.low, one.interval.high
+        for value, rejected in ((low - 1e-3, True), (low + 1e-3, False), (high - 1e-3, False), (high + 1e-3, True)):
+            assert (p_value_at(one.quantity, value, **RULES.statistics) <= 0.05 + 1e-9) == rejected
+
+
+# ---- loss a substitution ---------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("heavy", "word"), [(0.6, SUPPORTED), (0.03, REFUTED), (0.06, OPEN)])
+def test_loss_a_substitution_is_a_ratio_of_losses_over_shares(heavy, word):
+    """substitute_all substitutes twice as often: its loss counts half."""
+    runs = scored({"rule_015": 0.01, "substitute_all": heavy}, 0.001, shares={"rule_015": 0.1, "substitute_all": 0.2})
+    one = verdicts("P1.1a", {"reference": runs})["reference", "loss_per_substitution"]
+    found = one.finding.interval
+    assert found.estimate == pytest.approx(heavy / 2 / 0.01, rel=0.1)
+    assert found.low < found.estimate < found.high and one.verdict == word
+    for end in (found.low, found.high):  # what the interval leaves out is what the test rejects
+        assert p_value_at(one.finding.quantity, end, **RULES.statistics) == pytest.approx(0.05, abs=0.01)
+
+
+def test_a_ratio_over_nothing_has_no_interval():
+    runs = scored({"rule_015": 0.0, "substitute_all": 0.5}, 0.01)
+    one = verdicts("P1.1a", {"reference": runs})["reference", "loss_per_substitution"]
+    assert one.verdict == one.direction == OPEN and "denominator" in one.reason
+
+
+# ---- times and shares ------------------------------------------------------------------------------------------------
+def speed(changes: dict[str, float], by_document: bool) -> Speed:
+    """Times on the deciding host: one second a token for every policy, times 1 + change, wobbling by document."""
+    rng, rows, docs = np.random.default_rng(5), [], []
+    for policy, change in changes.items():
+        for text in TOPICS:
+            common = {"model": "reference", "policy": policy, "slots": RULES.slots, "host": "rtx3090_pcie4"}
+            common |= {"link": "pcie", "text": text}
+            times = (1 + change) * (1 + rng.normal(0, 0.01, DOCUMENTS))
+            rows.append(common | {"status": "ok", "reason": "", "tokens": DOCUMENTS * TOKENS})
+            rows[-1]["token_s_mean"] = times.mean()
+            docs += [common | {"document": f"doc{i}", "time_s": TOKENS * t} for i, t in enumerate(times)]
+    return Speed(pd.DataFrame(rows), pd.DataFrame(docs) if by_document else read_documents(None))
+
+
+@pytest.mark.parametrize("by_document", [False, True])
+def test_a_change_of_time(by_document):
+    times = speed({"rule_015": 0, "quality_first": 0.04, "first_choice": 0, "speed_first": -0.05}, by_document)
+    found = verdicts("P1.8", {"reference": scored({})}, speed=times)
+    more, less = found["reference", "quality_first_time"], found["reference", "speed_first_time"]
+    assert more.finding.interval.estimate == pytest.approx(4, abs=1)
+    assert less.finding.interval.estimate == pytest.approx(-5, abs=1)
+    assert more.finding.quantity.units == ("documents" if by_document else "texts")
+    assert len(more.finding.quantity.frame) == len(TOPICS) * (DOCUMENTS if by_document else 1)
+    # four texts have too few draws for a family of four
+    assert {more.verdict, less.verdict} == ({SUPPORTED} if by_document else {OPEN})
+    assert found["reference", "quality_first_time_nvme"].verdict == NOT_RUN
+
+
+def test_shares_stay_between_nothing_and_all():
+    one = verdicts("P1.1a", {"reference": scored({"rule_015": 0.01}, shares={"rule_015": 0.97})})
+    share = one["reference", "rule_015_share"]
+    assert share.verdict is None and share.finding.interval.estimate == pytest.approx(97, abs=0.2)
+    assert 0 <= share.finding.interval.low <= share.finding.interval.high <= 100
+
+
+# ---- rows and models -------------------------------------------------------------------------------------------------
+def made(words: dict[str, str], role: str = "primary") -> list[Judged]:
+    row = RULES.rows["P1.6"]
+    parts = [replace(row.parts[0], id=name, role=role) for name in words]
+    return [Judged(Finding(row, part, "reference", "s25"), verdict=words[part.id], reason="x") for part in parts]
+
+
+@pytest.mark.parametrize(("words", "whole"), [
+    ((SUPPORTED, SUPPORTED), SUPPORTED), ((SUPPORTED, OPEN), OPEN), ((OPEN, NOT_RUN), NOT_RUN),
+    ((NOT_RUN, REFUTED), REFUTED), ((SUPPORTED, REFUTED), REFUTED),
+])  # fmt: skip
+def test_a_row_is_a_conjunction(words, whole):
+    assert conclude(made(dict(zip("ab", words, strict=True))))[0] == whole
+
+
+@pytest.mark.parametrize("word", [OPEN, NOT_RUN, REFUTED])
+def test_without_its_condition_a_row_is_inconclusive(word):
+    assert conclude([*made({"a": SUPPORTED}), *made({"c": word}, "condition")])[0] == OPEN
+    assert conclude([*made({"a": SUPPORTED}), *made({"c": word}, "secondary")])[0] == SUPPORTED
+
+
+@pytest.mark.parametrize(("words", "whole"), [
+    ((SUPPORTED, SUPPORTED), SUPPORTED), ((REFUTED, REFUTED), REFUTED), ((SUPPORTED, REFUTED), OPEN),
+    ((SUPPORTED, OPEN), OPEN), ((SUPPORTED, NOT_RUN), NOT_RUN),
+])  # fmt: skip
+def test_models_have_to_agree(words, whole):
+    assert over_models({m: (w, None) for m, w in zip(RULES.models, words, strict=True)}, RULES)[0] == whole
+
+
+def test_a_model_that_the_rules_do_not_name_changes_nothing_for_the_others():
+    runs = {"reference": pair(-0.9, -0.7, 0.01)}
+    alone = verdicts("P1.6", runs)
+    other = verdicts("P1.6", runs | {"mine": pair(5, 5, 0.01)})
+    one, same = other["reference", QUALITY], alone["reference", QUALITY]
+    assert (one.verdict, one.p_holm, one.finding.interval) == (same.verdict, same.p_holm, same.finding.interval)
+    assert other["mine", QUALITY].verdict == REFUTED
+
+
+# ---- not run ---------------------------------------------------------------------------------------------------------
+def test_what_cannot_be_computed_is_not_run_with_the_reason():
+    runs = pair(-0.9, -0.7)
+    found = verdicts("P1.6", {"reference": runs}, RULES)
+    assert found["reference_b", QUALITY].reason == "reference_b was not run"
+    assert "topic" in found["reference", "speed_first_after_topic_change"].reason
+    del runs["speed_first"]
+    runs["quality_first"].record["cells"][1] |= {"status": "failed", "reason": "MemoryError: no"}
+    found = verdicts("P1.6", {"reference": runs})
+    assert found["reference", SPEED].reason == "speed_first was not scored"
+    assert found["reference", QUALITY].reason.endswith("boltons_test: MemoryError: no")
+    assert all(one.verdict == NOT_RUN for one in found.values())
+
+
+@pytest.mark.parametrize(
+    ("flag", "says"), [("lossy_without_effect", "replaced nothing"), ("background_inert", "inert")]
+)
+def test_a_policy_without_effect_is_not_run(flag, says):
+    runs = pair(-0.9, -0.7)
+    for cell in runs["quality_first"].record["cells"]:
+        cell[flag] = True
+    one = verdicts("P1.6", {"reference": runs})["reference", QUALITY]
+    assert one.verdict == NOT_RUN and says in one.reason
+
+
+def test_another_budget_of_the_same_name_does_not_decide():
+    runs = pair(-0.9, -0.7)
+    for policy in runs.values():
+        for cell in policy.record["cells"]:
+            cell["slots_percent"] = 20
+    one = verdicts("P1.6", {"reference": runs})["reference", QUALITY]
+    assert one.verdict == NOT_RUN and "20 % in this run" in one.reason
+
+
+def test_records_of_two_runs_are_refused():
+    runs = pair(-0.9, -0.7)
+    runs["rule_015"].record["clusters"]["bible_test"][0][0] = "another"
+    with pytest.raises(UserError, match=r"quality_first and rule_015 differ"):
+        verdicts("P1.6", {"reference": runs})
+
+
+# ---- the preregistration ---------------------------------------------------------------------------------------------
+def test_every_claim_of_the_design_has_a_region_and_a_rule():
+    assert list(RULES.rows) == CLAIMS
+    for row in RULES.rows.values():
+        assert row.rule and row.claim and set(row.paper) == {"number", "instrument", "status", "known"}
+        assert any(part.role == "primary" for part in row.parts)
+        for part in row.parts:
+            assert part.low <= part.high and (math.isfinite(part.low) or math.isfinite(part.high)) and part.why
+            assert part.not_run or row.not_run or part.measure in MEASURES
+
+
+def test_what_the_rows_say_of_policies_models_and_texts_exists():
+    policies = load_policies(PATH.parent / "policies.tsv")
+    for row in RULES.rows.values():
+        if not row.not_run:
+            assert {name for p in row.parts for name in (p.of, p.against) if name} <= set(policies)
+    assert all(row_of(text)["role"] == "test" for text in RULES.texts) and RULES.baseline in policies
+    hosts = {part.host for row in RULES.rows.values() for part in row.parts if part.host}
+    assert all((PATH.parent / "hosts" / f"{host}.yaml").is_file() for host in hosts)
+
+
+def put(path: str, value: object) -> dict:
+    """The committed rules with one value changed; DELETE removes it."""
+    rules = copy.deepcopy(yaml.safe_load(PATH.read_text(encoding="utf-8")))
+    *folders, last = path.split(".")
+    place = rules
+    for folder in folders:
+        place = place[int(folder)] if folder.isdigit() else place[folder]
+    if value is DELETE:
+        del place[last]
+    else:
+        place[int(last) if last.isdigit() else last] = value
+    return rules
+
+
+DELETE = object()
+PART = "rows.0.parts.0"
+WRONG = {
+    "an unknown key": ("model", ["a"], ["has a key 'model'", "did you mean 'models'?"]),
+    "an unknown key of a part": (f"{PART}.regions", {}, ["rows.0.parts.0 has a key 'regions'", "mean 'region'?"]),
+    "no region": (f"{PART}.region", DELETE, ["rows.0.parts.0 has no key 'region'"]),
+    "no rule": ("rows.0.rule", DELETE, ["rows.0 has no key 'rule'"]),
+    "a region the wrong way round": (f"{PART}.region", {"low": 2, "high": 1}, ["part rule_015_loss: region 2 to 1"]),
+    "a region of everything": (f"{PART}.region", {"low": None, "high": None}, ["region -inf to inf", "at least one"]),
+    "a region that is not a number": (f"{PART}.region.low", float("nan"), ["region.low is nan", "a finite number"]),
+    "a region in words": (f"{PART}.region.low", "0.3", ['region.low is "0.3"', "a number or null"]),
+    "an unknown measure": (f"{PART}.measure", "perplexity", ["measure 'perplexity'", "mean 'perplexity_change'?"]),
+    "an unknown role": (f"{PART}.role", "first", ['role is "first"', "one of primary, secondary"]),
+    "an id twice": ("rows.1.id", "P1.1a", ["id 'P1.1a' a second time"]),
+    "a part twice": ("rows.0.parts.1.id", "rule_015_loss", ["row P1.1a: parts: id 'rule_015_loss' a second time"]),
+    "nothing that decides": ("rows.2.parts.0.role", "reported", ["row P1.2: no part of role primary"]),
+    "a time without a host": (f"{PART}.measure", "token_time_change", ["no host or no link"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_bad_rules_are_named(name):
+    path, value, says = WRONG[name]
+    with pytest.raises(UserError) as caught:
+        check(put(path, value), where="rules.yaml")
+    text = str(caught.value)
+    assert text.startswith("rules.yaml: ") and "; expected " in text and "\n" not in text
+    assert all(words in text for words in says), text
+
+
+@pytest.mark.parametrize("content", [b"rows: [", b"\xff\xfe", b"", b"- a"])
+def test_a_file_that_is_no_preregistration_is_refused(tmp_path, content):
+    (tmp_path / "rules.yaml").write_bytes(content)
+    for path in (tmp_path / "rules.yaml", tmp_path / "nowhere.yaml"):
+        with pytest.raises(UserError):
+            load(path)
+
+
+def test_a_measure_nothing_computes_is_an_error_unless_declared():
+    row = replace(RULES.rows["P1.2"], not_run=None)
+    with pytest.raises(UserError, match="nothing computes measure 'correlation_over_policies'"):
+        find_row(row, ONE, {"reference": pair(0, 0)}, NO_SPEED)
+
+
+def test_a_number_without_spread_is_what_it_is():
+    frame = pd.DataFrame({"document": list("abcd"), "stratum": "x", "a": 0.0, "b": 10, "size": 10})
+    quantity = ordered(frame, "perplexity")
+    assert interval(quantity, replicates=99).high == 0 and p_value_at(quantity, 1.0, replicates=99) == 0.0

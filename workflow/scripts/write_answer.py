@@ -1,0 +1,134 @@
+"""Which policy to use: for every host and model, if the output must be exact and for three limits on the loss.
+
+Speed is that of the table of speed, over all texts; loss is that of the table of quality, over all texts. A policy is
+within a limit where the upper end of its loss interval is, and what is clairvoyant cannot be used.
+
+python workflow/scripts/write_answer.py --speed results/tables/local/speed.csv \
+    --quality results/tables/local/quality.csv --preregistration config/preregistration.yaml --out results/answer.md
+"""
+
+import argparse
+
+import pandas as pd
+
+from engine.errors import main_guard
+from engine.files import write_text
+from engine.policies import BASELINE
+from evals.figures import POOLED, REHEARSAL, model_title, ok_rows, read_table
+from evals.preregistration import load
+from evals.speed import read_speed
+
+LIMITS = (0.5, 1.0, 2.0)  # percent of token perplexity
+CLAIRVOYANT = "belady"  # the eviction that knows the future
+NONE = "none of the policies"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--speed", required=True, help="speed.csv")
+    parser.add_argument("--quality", required=True, help="quality.csv")
+    parser.add_argument("--preregistration", required=True, help="names the slot budget that stands first")
+    parser.add_argument("--out", required=True)
+    a = parser.parse_args()
+    write_text(a.out, answer(read_speed(a.speed), read_table(a.quality), load(a.preregistration).slots))
+
+
+def answer(speed: pd.DataFrame, quality: pd.DataFrame, primary_slots: str) -> str:
+    """The page, a section for every slot budget (the primary one first) and host, a table for every model."""
+    levels = pd.to_numeric(quality["level"], errors="coerce").dropna() if "level" in quality else ()
+    level = f"{levels.iloc[0]:.0%}" if len(levels) else "95%"
+    lines = ["# Which policy to use", "", *how_to_read(level, quality), ""]
+    pooled = speed[speed["text"] == POOLED]
+    if pooled.empty:
+        return "\n".join([*lines, "Not run: the table of speed has no rows over all texts.", ""])
+    budgets = quality.drop_duplicates("slots").sort_values("slots_percent", kind="stable")
+    ordered = sorted(budgets.to_dict("records"), key=lambda row: row["slots"] != primary_slots)
+    for budget in ordered:
+        own = pooled[pooled["slots"] == budget["slots"]]
+        if own.empty:
+            continue
+        note = " (the budget that decides claims)" if budget["slots"] == primary_slots else ""
+        lines += [f"## {budget['slots']}: {budget['slots_percent']:g} % of the experts resident{note}", ""]
+        for _, rows in own.groupby(["host", "link"], sort=False):
+            lines += host_lines(rows, quality, budget["slots"])
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def how_to_read(level: str, quality: pd.DataFrame) -> list[str]:
+    limits = ", ".join(f"{limit:g}" for limit in LIMITS)
+    lines = [
+        "Each table answers for one host, link and model: the fastest policy whose output is exactly the model's, and "
+        f"the fastest of those that cost at most {limits} % of token perplexity. A policy counts as within a limit "
+        f"only where the upper end of its {level} interval is, so a loss that is merely not known well does not pass; "
+        "an exact policy passes every limit. Speed is the mean time a token over all texts, by the simulator; speedup "
+        f"is against {BASELINE} at the same budget on the same host, with its interval. `modelled`: the times of that "
+        "host or link were taken from published figures, not measured. Policies that know the future, and lossy ones "
+        "that replaced nothing in this run, are not recommended.",
+    ]
+    if quality["rehearsal"].any():
+        words = "their losses say how the method works, not what a large model loses."
+        lines += ["", f"Models marked `{REHEARSAL}`: {words}"]
+    return lines
+
+
+# ---- one host --------------------------------------------------------------------------------------------------------
+def host_lines(rows: pd.DataFrame, quality: pd.DataFrame, slots: str) -> list[str]:
+    first = rows.iloc[0]
+    lines = [f"### {first['host']} ({first['host_status']}), {first['link']} ({first['link_status']})", ""]
+    for model, own in rows.groupby("model", sort=False):
+        title = model_title(quality, model)
+        lines += [f"{title}:", "", "| wanted | policy | tokens a second | speedup | loss |", "|---|---|---|---|---|"]
+        found = candidates(own, quality[(quality["model"] == model) & (quality["slots"] == slots)])
+        lines.append(line("exact output", found[found["lossless"]]))
+        lines += [line(f"at most {limit:g} %", found[within(found, limit)]) for limit in LIMITS]
+        lines += ["", *left_out(own, found)]
+    return lines
+
+
+def candidates(speed: pd.DataFrame, quality: pd.DataFrame) -> pd.DataFrame:
+    """Policies with a time and a loss that can be used: the rows of both tables side by side, fastest first."""
+    usable = ok_rows(quality, POOLED)
+    usable = usable[(usable["eviction"] != CLAIRVOYANT) & ~usable["lossy_without_effect"]]
+    timed = speed[speed["status"] == "ok"][["policy", "token_s_mean", "speedup", "speedup_low", "speedup_high"]]
+    return usable.merge(timed, on="policy").sort_values("token_s_mean", kind="stable")
+
+
+def within(found: pd.DataFrame, limit: float) -> pd.Series:
+    """Whose loss is at most the limit beyond doubt; without an interval it is not."""
+    return found["lossless"] | (found["delta_percent_high"] <= limit)
+
+
+def line(wanted: str, found: pd.DataFrame) -> str:
+    if found.empty:
+        return f"| {wanted} | {NONE} | | | |"
+    row = found.iloc[0]
+    inert = " (background inert)" if row["background_inert"] else ""
+    return f"| {wanted} | {row['policy']}{inert} | {1 / row['token_s_mean']:.2f} | {speedup(row)} | {loss(row)} |"
+
+
+def speedup(row: pd.Series) -> str:
+    if pd.isna(row["speedup"]):
+        return "no baseline"
+    if pd.isna(row["speedup_low"]) or pd.isna(row["speedup_high"]):
+        return f"{row['speedup']:.2f} (no interval)"
+    return f"{row['speedup']:.2f} ({row['speedup_low']:.2f} to {row['speedup_high']:.2f})"
+
+
+def loss(row: pd.Series) -> str:
+    if row["lossless"]:
+        return "exact"
+    return f"{row['delta_percent']:+.2f} % ({row['delta_percent_low']:+.2f} to {row['delta_percent_high']:+.2f})"
+
+
+def left_out(speed: pd.DataFrame, found: pd.DataFrame) -> list[str]:
+    """Policies that were to be timed and are no candidates, with the reason where one was recorded."""
+    failed = speed[speed["status"] != "ok"]
+    lines = [f"- not timed: {row['policy']}: {row['reason']}" for row in failed.to_dict("records")]
+    others = [name for name in speed.loc[speed["status"] == "ok", "policy"] if name not in set(found["policy"])]
+    if others:
+        lines.append(f"- not to be used, or without a loss: {', '.join(others)}")
+    return [*lines, ""] if lines else []
+
+
+if __name__ == "__main__":
+    main_guard(main)
