@@ -159,17 +159,18 @@ def test_a_configuration_file_that_is_not_there_or_no_yaml_is_refused(tmp_path):
 
 
 # ---- the sheet of models ---------------------------------------------------------------------------------------------
-HEADER = "id\tsource\trevision\tdtype"
+HEADER = "id\tsource\trevision\tdtype\ttimed_width\ttimed_expert_width"
 SHEETS = {
     "an empty file": ("", ":1: empty"),
     "another header": ("id\tsource", r":1: \['id', 'source'\]"),
     "a cell too few": (f"{HEADER}\na\tmodels/a\t-", ":2: 3 cells"),
-    "an id with a space": (f"{HEADER}\na b\tmodels/a\t-\tfloat32", ":2: id 'a b'"),
-    "an id with a dot": (f"{HEADER}\na.b\tmodels/a\t-\tfloat32", r":2: id 'a\.b'"),
-    "an id twice": (f"{HEADER}\na\tx\t-\tfloat32\na\ty\t-\tfloat32", ":3: id 'a' a second time"),
-    "no source": (f"{HEADER}\na\t\t-\tfloat32", ":2: source is empty"),
-    "an unknown dtype": (f"{HEADER}\na\tx\t-\tfloat23", ":2: dtype 'float23'.*did you mean 'float32'"),
-    "a blank line": (f"{HEADER}\n\na\tx\t-\tfloat32", ":2: 0 cells"),
+    "an id with a space": (f"{HEADER}\na b\tmodels/a\t-\tfloat32\t-\t-", ":2: id 'a b'"),
+    "an id with a dot": (f"{HEADER}\na.b\tmodels/a\t-\tfloat32\t-\t-", r":2: id 'a\.b'"),
+    "an id twice": (f"{HEADER}\na\tx\t-\tfloat32\t-\t-\na\ty\t-\tfloat32\t-\t-", ":3: id 'a' a second time"),
+    "no source": (f"{HEADER}\na\t\t-\tfloat32\t-\t-", ":2: source is empty"),
+    "an unknown dtype": (f"{HEADER}\na\tx\t-\tfloat23\t-\t-", ":2: dtype 'float23'.*did you mean 'float32'"),
+    "a width that is no number": (f"{HEADER}\na\tx\t-\tfloat32\twide\t-", ":2: timed_width 'wide'"),
+    "a blank line": (f"{HEADER}\n\na\tx\t-\tfloat32\t-\t-", ":2: 0 cells"),
 }
 
 
@@ -185,16 +186,19 @@ def test_a_wrong_row_of_models_is_named_with_its_file_and_line(tmp_path, case):
 def test_a_sheet_that_is_a_folder_or_not_utf8_is_refused(tmp_path):
     with pytest.raises(UserError, match="Is a directory"):
         load_models(tmp_path)
-    (tmp_path / "latin.tsv").write_bytes(f"{HEADER}\na\tmod\xe8le\t-\tfloat32".encode("latin-1"))
+    (tmp_path / "latin.tsv").write_bytes(f"{HEADER}\na\tmod\xe8le\t-\tfloat32\t-\t-".encode("latin-1"))
     with pytest.raises(UserError, match="no UTF-8"):
         load_models(tmp_path / "latin.tsv")
 
 
 def test_golden_a_row_of_models(tmp_path):
     sheet = tmp_path / "models.tsv"
-    sheet.write_text(f"{HEADER}\r\na-1\tsome/hub-id\tmain\tbfloat16\r\nb\t{tmp_path}\t-\tfloat32\r\n", encoding="utf-8")
+    sheet.write_text(
+        f"{HEADER}\r\na-1\tsome/hub-id\tmain\tbfloat16\t4096\t256\r\nb\t{tmp_path}\t-\tfloat32\t-\t-\r\n",
+        encoding="utf-8",
+    )
     found = load_models(sheet)
-    assert found["a-1"] == settings.Model("a-1", "some/hub-id", "main", "bfloat16")
+    assert found["a-1"] == settings.Model("a-1", "some/hub-id", "main", "bfloat16", 4096, 256)
     assert found["b"].revision is None and not found["b"].packed
     (tmp_path / settings.PACKED).touch()
     assert found["b"].packed
@@ -203,7 +207,7 @@ def test_golden_a_row_of_models(tmp_path):
 def test_fewer_slots_than_k_are_refused_before_the_first_job(configuration, tmp_path):
     config = '{"num_experts": 64, "num_experts_per_tok": 8}'
     (tmp_path / "config.json").write_text(config, encoding="utf-8")
-    (tmp_path / "models.tsv").write_text(f"id\tsource\trevision\tdtype\nm\t{tmp_path}\t-\tfloat32\n", encoding="utf-8")
+    (tmp_path / "models.tsv").write_text(f"{HEADER}\nm\t{tmp_path}\t-\tfloat32\t-\t-\n", encoding="utf-8")
     configuration |= {"models": ["m"], "models_sheet": str(tmp_path / "models.tsv"), "slots": {"s12": 12.5}}
     assert check(configuration).slots == {"s12": 12.5}  # 8 of 64: one event just fits
     configuration["slots"] = {"s12": 12.4}

@@ -204,7 +204,9 @@ class Scratch:
         shutil.copy2(ROOT / "Snakefile", folder / "Snakefile")
         if model:
             write_model(folder / "models" / "tiny")
-        write_text(folder / "config" / "models.tsv", "id\tsource\trevision\tdtype\ntiny\tmodels/tiny\t-\tfloat32\n")
+        header = (ROOT / "config" / "models.tsv").read_text(encoding="utf-8").splitlines()[0]
+        row = "tiny\tmodels/tiny\t-\tfloat32\t512\t64"  # timed as 16 times wider
+        write_text(folder / "config" / "models.tsv", f"{header}\n{row}\n")
         self.configuration = {
             "models": ["tiny"],
             "models_sheet": "config/models.tsv",
@@ -215,6 +217,8 @@ class Scratch:
             "context_tokens": CONTEXT,
             "delay_tokens": 1,
             "threads": 1,
+            "hosts": "config/hosts",
+            "probe": "none",
             "statistics": {"level": 0.95, "replicates": 199, "seed": 1},
         }
         self.configure()

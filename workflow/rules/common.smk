@@ -100,6 +100,15 @@ def model_flags(wildcards):
     return f"--model-dir {shlex.quote(model_dir(wildcards))} --dtype {model.dtype}{revision}"
 
 
+def timed_flags(wildcards):
+    """The model as it is timed: inflated to the sizes of its row."""
+    model = SETTINGS.models[wildcards.model]
+    revision = f" --revision {shlex.quote(model.revision)}" if model.revision else ""
+    sizes = {"width": model.timed_width, "expert-width": model.timed_expert_width}
+    widths = "".join(f" --{name} {size}" for name, size in sizes.items() if size)
+    return f"--model-dir {shlex.quote(model_dir(wildcards))}{revision}{widths}"
+
+
 def policy_row(wildcards):
     """The policy as text: a changed row re-runs that policy alone."""
     return str(SETTINGS.policies[wildcards.policy])

@@ -1,17 +1,25 @@
 # Pictures of a table, and the two indexes. A figure depends on its own script, the shared style and its table alone.
 
-FIGURES = ["loss_and_misses_by_slots", "loss_by_bundle", "loss_by_mass"]
-PICTURES = expand(
-    "results/plots/{{run}}/{figure}.{suffix}",
-    figure=FIGURES,
-    suffix=["svg", "png", "csv"],
-)
-TABLES = {
-    "local": "results/tables/local/quality.csv",
-    "published": "results/published/tables/quality.csv",
+FIGURES = {  # stem of the script: stem of its table
+    "claims_by_documents": "claims_by_documents",
+    "loss_and_misses_by_slots": "quality",
+    "loss_by_bundle": "quality",
+    "loss_by_mass": "quality",
 }
-# what results/figures shows: this checkout's own run where there is one, else the published one
-SHOWN = "local" if os.path.exists(TABLES["local"]) else "published"
+FOLDERS = {"local": "results/tables/local", "published": "results/published/tables"}
+# what results/figures shows: this checkout's own run where there is a whole one, else the published one
+SHOWN = "published"
+if all(os.path.exists(f"{FOLDERS['local']}/{table}.csv") for table in FIGURES.values()):
+    SHOWN = "local"
+
+
+def pictures(run):
+    return expand(
+        "results/plots/{run}/{figure}.{suffix}",
+        run=run,
+        figure=FIGURES,
+        suffix=["svg", "png", "csv"],
+    )
 
 
 wildcard_constraints:
@@ -23,7 +31,7 @@ rule plot_figure:
     input:
         "evals/figures.py",
         script="workflow/scripts/plot_{figure}.py",
-        table=lambda wildcards: TABLES[wildcards.run],
+        table=lambda wildcards: f"{FOLDERS[wildcards.run]}/{FIGURES[wildcards.figure]}.csv",
     output:
         multiext("results/plots/{run}/{figure}", ".svg", ".png", ".csv"),
     log:
@@ -36,8 +44,8 @@ rule plot_figure:
 rule index_figures:
     input:
         script="workflow/scripts/write_index.py",
-        table=TABLES[SHOWN],
-        pictures=expand(PICTURES, run=SHOWN),
+        table=f"{FOLDERS[SHOWN]}/quality.csv",
+        pictures=pictures(SHOWN),
     output:
         "results/figures",
     log:
@@ -50,12 +58,20 @@ rule index_figures:
 rule index_results:
     input:
         script="workflow/scripts/write_index.py",
-        table=TABLES["local"],
-        tables=[
-            "results/tables/local/differences.csv",
-            "results/tables/local/bundles.md",
-        ],
-        pictures=expand(PICTURES, run="local"),
+        table="results/tables/local/quality.csv",
+        answers=["results/answer.md", "results/claims.md", "results/claims.csv"],
+        tables=expand(
+            "results/tables/local/{table}",
+            table=[
+                "bundles.md",
+                "claims_by_documents.csv",
+                "curves.csv",
+                "differences.csv",
+                "open_loop.csv",
+                "speed.csv",
+            ],
+        ),
+        pictures=pictures("local"),
         gates=expand("results/gate/{model}.json", model=MODELS),
         pages=expand("results/gate/{model}.md", model=MODELS),
         texts=expand("results/texts/{text}.json", text=TEXTS),
@@ -65,5 +81,5 @@ rule index_results:
         "results/logs/index_results.log",
     shell:
         "python {input.script} --title Results --table {input.table}"
-        " --files {input.table} {input.tables} {input.pages} {input.pictures}"
+        " --files {input.answers} {input.table} {input.tables} {input.pages} {input.pictures}"
         " --gates {input.gates} --texts {input.texts} --out {output} 2>&1 | tee {log}"

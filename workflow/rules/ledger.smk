@@ -1,12 +1,7 @@
 # From losses and speeds to verdicts and an answer. The rules that decide were committed before what they decide.
 
 SPEED = "results/tables/local/speed.csv"
-LEDGER = (
-    "ledger ledger_measures ledger_page ledger_quantities preregistration records speed standing stats"
-)
-CLAIMS_PICTURES = multiext(
-    "results/plots/local/claims_by_documents", ".svg", ".png", ".csv"
-)
+LEDGER = "ledger ledger_measures ledger_page ledger_quantities preregistration records speed standing stats"
 
 
 rule tabulate_claims:
@@ -15,16 +10,9 @@ rule tabulate_claims:
         script="workflow/scripts/tabulate_claims.py",
         preregistration="config/preregistration.yaml",
         speed=SPEED,
-        records=expand(
-            "results/quality/{model}/{policy}/perplexity.json",
-            model=MODELS,
-            policy=POLICIES,
-        ),
-        losses=expand(
-            "results/losses/{model}/{policy}.safetensors",
-            model=MODELS,
-            policy=POLICIES,
-        ),
+        documents="results/tables/local/speed_documents.csv",
+        records=RECORDS,
+        losses=LOSSES,
     output:
         table="results/claims.csv",
         page="results/claims.md",
@@ -33,7 +21,7 @@ rule tabulate_claims:
         "results/logs/tabulate_claims.log",
     shell:
         "python {input.script} --preregistration {input.preregistration} --records {input.records}"
-        " --speed {input.speed} --out {output.table} --out-page {output.page} --out-documents {output.documents}"
+        " --speed {input.speed} --speed-documents {input.documents} --out {output.table} --out-page {output.page} --out-documents {output.documents}"
         " 2>&1 | tee {log}"
 
 
@@ -43,7 +31,7 @@ rule write_answer:
         script="workflow/scripts/write_answer.py",
         preregistration="config/preregistration.yaml",
         speed=SPEED,
-        quality=TABLES["local"],
+        quality="results/tables/local/quality.csv",
     output:
         "results/answer.md",
     log:
@@ -51,17 +39,3 @@ rule write_answer:
     shell:
         "python {input.script} --speed {input.speed} --quality {input.quality}"
         " --preregistration {input.preregistration} --out {output} 2>&1 | tee {log}"
-
-
-rule plot_claims_by_documents:
-    input:
-        "evals/figures.py",
-        script="workflow/scripts/plot_claims_by_documents.py",
-        table="results/tables/local/claims_by_documents.csv",
-    output:
-        CLAIMS_PICTURES,
-    log:
-        "results/logs/plot_claims_by_documents.log",
-    shell:
-        "python {input.script} --table {input.table} --out-prefix results/plots/local/claims_by_documents"
-        " 2>&1 | tee {log}"

@@ -1,3 +1,16 @@
+# Every policy's record and losses, and how intervals are made of them.
+
+RECORDS = expand(
+    "results/quality/{model}/{policy}/perplexity.json", model=MODELS, policy=POLICIES
+)
+LOSSES = expand(
+    "results/losses/{model}/{policy}.safetensors", model=MODELS, policy=POLICIES
+)
+STATISTICS = " ".join(
+    f"--{name} {value}" for name, value in SETTINGS.statistics.items()
+)
+
+
 rule tabulate_quality:
     input:
         "evals/quality.py",
@@ -5,16 +18,8 @@ rule tabulate_quality:
         "evals/stats.py",
         script="workflow/scripts/tabulate_quality.py",
         texts=expand("results/texts/{text}.json", text=SETTINGS.test_texts),
-        records=expand(
-            "results/quality/{model}/{policy}/perplexity.json",
-            model=MODELS,
-            policy=POLICIES,
-        ),
-        losses=expand(
-            "results/losses/{model}/{policy}.safetensors",
-            model=MODELS,
-            policy=POLICIES,
-        ),
+        records=RECORDS,
+        losses=LOSSES,
         decisions=expand(
             "results/decisions/{model}/{policy}", model=MODELS, policy=POLICIES
         ),
@@ -25,9 +30,7 @@ rule tabulate_quality:
     log:
         "results/logs/tabulate_quality.log",
     params:
-        statistics=" ".join(
-            f"--{name} {value}" for name, value in SETTINGS.statistics.items()
-        ),
+        statistics=STATISTICS,
     shell:
         "python {input.script} --records {input.records} {params.statistics} --out-quality {output.quality}"
         " --out-differences {output.differences} --out-bundles {output.bundles} 2>&1 | tee {log}"

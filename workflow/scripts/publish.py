@@ -3,8 +3,9 @@
 python workflow/scripts/publish.py                 refuses a run with failed cells or absent texts
 python workflow/scripts/publish.py --partial       takes it all the same
 
-Tables, quality records (one a policy) and pictures with their data replace the published ones, folder by folder;
-nothing else in results/published is touched. Every file that the index names must still be the one it describes.
+Tables, quality records (one a policy), gates and pictures with their data replace the published ones, folder by folder,
+and the ledger and the answer file by file; nothing else in results/published is touched. Every file that the index
+names must still be the one it describes.
 """
 
 import argparse
@@ -14,7 +15,7 @@ import shutil
 from pathlib import Path
 
 from engine.errors import error, main_guard
-from engine.files import sha256
+from engine.files import atomic, sha256
 from evals.figures import read_table
 
 LISTED = re.compile(r"^\| \[(?P<name>[^\]]+)\]\([^)]*\) \| (?P<hash>[0-9a-f]{64}) \|", re.MULTILINE)
@@ -32,10 +33,16 @@ def main() -> None:
         "tables": {Path(name).name: a.results / name for name in names if name.startswith("tables/local/")},
         "plots": {Path(name).name: a.results / name for name in names if name.startswith("plots/local/")},
         "quality": quality_records(a.results),
+        "gate": {Path(name).name: a.results / name for name in names if name.startswith("gate/")},
     }
     for folder, files in folders.items():
         replace_folder(out / folder, files)
         print(f"{folder}: {len(files)} files")
+    for name in names:
+        if "/" not in name:  # claims and answer
+            with atomic(out / name) as temporary:
+                shutil.copyfile(a.results / name, temporary)
+            print(name)
 
 
 def check_index(index: Path, partial: bool) -> list[str]:

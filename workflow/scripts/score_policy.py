@@ -80,6 +80,7 @@ def main() -> None:
         "instrument": "emulator",
         "continuity": "stream",
         "start": "warm",
+        "delay_tokens": a.delay,
         "completion": f"delay({a.delay})" if a.delay > 1 else "next_step",
         "provenance": provenance(model=model, score_rule=score_rule, context=context, threads=a.threads, dtype=a.dtype),
         "texts": {t.id: t.sha256 for t in texts},

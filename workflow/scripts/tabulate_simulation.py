@@ -1,4 +1,4 @@
-"""Two tables of the simulator that know no host: miss rates of every eviction over all slot budgets, and its open-loop error.
+"""Tables of the simulator that know no host: miss rates of every eviction by slots, and the open-loop error.
 
 curves.csv: every eviction under miss rule fetch, from one read of each trace. open_loop.csv: the counts of every lossy
 policy replayed over the recorded routing, beside those of the emulator, whose routing the policy itself has changed.

@@ -28,7 +28,11 @@ ABOUT = {
     "bundles.md": "The pooled rows of every bundle as a table, by model and slots.",
     "claims.csv": "The ledger: every claim, its parts by model, number, interval, region, verdict.",
     "claims.md": "The ledger in words, with the rules that decide.",
+    "claims_by_documents.csv": "Estimates of the claims against the number of documents.",
+    "curves.csv": "Miss rates of every eviction over slot budgets, always fetching.",
     "differences.csv": "Share of events in which two bundles execute something else.",
+    "open_loop.csv": "Counts of lossy policies replayed over recorded routing, beside the emulator's.",
+    "speed.csv": "Every (model, policy, slots, host, link, text): modelled time a token, speedup, loss.",
     "quality.csv": "Every (model, policy, slots, text): perplexity, loss with interval, counts.",
 }
 
