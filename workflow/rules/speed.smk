@@ -4,7 +4,6 @@ SIMULATOR = expand(
     "engine/{name}.py",
     name="clock decision geometry host host_times policies residency simulator timing trace trace_file trace_schema".split(),
 )
-TRACES = expand("results/traces/{{model}}/{text}.safetensors", text=SETTINGS.test_texts)
 
 
 wildcard_constraints:

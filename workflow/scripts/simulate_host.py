@@ -30,7 +30,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", required=True, help="id, for the record")
     parser.add_argument("--model-dir", required=True, help="folder in Hugging Face layout")
-    parser.add_argument("--traces", nargs="+", required=True, help="one a text")
+    parser.add_argument("--traces", required=True, help="folder, a trace a text")
     parser.add_argument("--demand", required=True)
     parser.add_argument("--policies", required=True, help="the sheet")
     parser.add_argument("--policy", nargs="+", required=True, help="ids")
@@ -56,7 +56,7 @@ def main() -> None:
         record["reason"] = " ".join(str(exc).split())
         print(f"{a.model} on {Path(a.host).stem} is not timed: {record['reason']}", flush=True)
     else:
-        files = [open_trace(path) for path in a.traces]
+        files = [open_trace(path) for path in sorted(Path(a.traces).glob("*.safetensors"))]
         sizes = {"experts": geometry.experts, "layers": geometry.layers, "top_k": geometry.top_k}
         for file in files:
             file.check_model(model_hash=model_hash(a.model_dir), **sizes)
