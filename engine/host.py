@@ -88,7 +88,11 @@ def parse_host(data: object, path: Path) -> Host:
     says = [_unsourced(data[part]) for part in ("facts", "compute", "links")]
     mark = digest(says) if modelled else data["fingerprint"]
     quick = not modelled and data["probe"]["quick"]
-    return Host(data["id"], data["status"], mark, quick, data["facts"], compute, dict(sorted(links.items())))
+    offload = tuple(data["offload"]) if "offload" in data else None
+    for name in offload or ():
+        if name not in links:
+            raise error(f"{path}: offload names '{name}'", "a link of this profile", nearest(name, links))
+    return Host(data["id"], data["status"], mark, quick, data["facts"], compute, dict(sorted(links.items())), offload)
 
 
 def _read(path: Path) -> object:

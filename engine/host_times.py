@@ -162,6 +162,7 @@ class Host:
     facts: dict
     compute: dict[str, Compute]
     links: dict[str, Link]
+    offload: tuple[str, ...] | None = None  # links behind which experts wait; None: all that lead to the device
 
     def link(self, name: str) -> Link:
         if name not in self.links:

@@ -35,7 +35,8 @@ COLUMNS = (
 STANDIN_WEIGHTS = ("missing", "own")
 SUBSTITUTING = ("mass_budget", "substitute_all", "threshold")  # miss rules that can call for a stand-in
 ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")  # ids become file names: no dots, spaces or slashes
-BASELINE = "fetch_lfu_decay"  # the one denominator (DESIGN section 2)
+BASELINE = "fetch_lfu_decay"  # the one denominator of every loss and speedup
+BUNDLES = (BASELINE, "substitute_all", "rule_015", "first_choice", "quality_first", "speed_first")  # of the first paper
 
 
 @dataclass(frozen=True)

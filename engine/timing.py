@@ -29,7 +29,9 @@ def offload_links(host: Host) -> tuple[dict[str, Link], dict[str, str]]:
     on_gpu = "cuda" in host.compute
     has_pcie = any(link.kind == "pcie" for link in host.links.values())
     for name, link in host.links.items():
-        if on_gpu and link.kind == "memory":
+        if host.offload is not None and name not in host.offload:
+            skipped[name] = "experts do not wait behind it, as the profile says (offload)"
+        elif on_gpu and link.kind == "memory":
             skipped[name] = "copies RAM to RAM: no way onto the GPU"
         elif on_gpu and link.kind == "disk" and not has_pcie:
             skipped[name] = "no pcie link in the profile to bring what it reads to the GPU"
@@ -66,7 +68,7 @@ class Timing:
             raise error(f"link '{link}' of host {host.id} {skipped[link]}", f"one of {', '.join(simulated)}", "take it")
         if link not in simulated:
             raise error(f"link '{link}' of host {host.id}", "a link of its profile", nearest(link, simulated))
-        way, onward = simulated[link], _onward(host, simulated, simulated[link])
+        way, onward = simulated[link], _onward(host, simulated[link])
         size, dtype, compute = geometry.expert_bytes, geometry.dtype, host.device
         fetch_s = tuple(_fetch_s(way, onward, size, n) for n in range(geometry.top_k + 1))
         background_s = way.transfer_s(size) + (onward.transfer_s(size) if onward else 0.0)
@@ -92,15 +94,15 @@ class Timing:
 def limit_bytes_per_s(host: Host, link: str) -> float:
     """What no record can be faster than on the way from this link to where the model runs."""
     simulated, _ = offload_links(host)
-    way, onward = simulated[link], _onward(host, simulated, simulated[link])
+    way, onward = simulated[link], _onward(host, simulated[link])
     return min(x.limit_bytes_per_s for x in (way, onward) if x)
 
 
-def _onward(host: Host, simulated: dict[str, Link], way: Link) -> Link | None:
+def _onward(host: Host, way: Link) -> Link | None:
     """The second link of a record that comes from disk to a GPU."""
     if way.kind != "disk" or host.device.device != "cuda":
         return None
-    return max((x for x in simulated.values() if x.kind == "pcie"), key=lambda x: x.time.peak_bytes_per_s)
+    return max((x for x in host.links.values() if x.kind == "pcie"), key=lambda x: x.time.peak_bytes_per_s)
 
 
 def _fetch_s(way: Link, onward: Link | None, bytes: int, count: int) -> float:

@@ -48,6 +48,7 @@ def paired(texts: Sequence[Text], losses: dict[str, np.ndarray], baseline: dict[
 def gate(model, attachment, policies: dict[str, Policy], texts: Sequence[Text], demand: Demand, **options) -> dict:
     """Run the gate; returns its record: checks (name, value, wanted, passed), fit, and what is for information.
 
+    policies: those of engine.policies.BUNDLES that the sheet has, the baseline among them.
     options: context, bos, progress of evals.quality.emulate.
     """
     slots = max(slots_from_percent(attachment.experts, SLOTS_PERCENT), attachment.top_k)

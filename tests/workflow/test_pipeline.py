@@ -16,16 +16,27 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from safetensors.numpy import load_file
-from tiny import ABSENT, CALIBRATION, LAYERS, POLICIES, SLOTS, TEST, TOP_K, Ended, Scratch
+from tiny import ABSENT, CALIBRATION, LAYERS, POLICIES, ROOT, SLOTS, TEST, TOP_K, Ended, Scratch
 
 from engine.files import sha256
 from engine.log import count, load_log
 
 VICTIM = "quality_first"
 FAILED_CELL = (8, "bible_test")  # 8 slots are s50
-FIGURES = ("loss_and_misses_by_slots", "loss_by_bundle", "loss_by_mass")
-TABLES = ("quality.csv", "differences.csv", "bundles.md")
-AFTER_TABLES = {"plot_figure", "index_results"}
+FIGURES = ("claims_by_documents", "loss_and_misses_by_slots", "loss_by_bundle", "loss_by_mass")
+HOSTS = ("local", *sorted(path.stem for path in (ROOT / "config" / "hosts").glob("*.yaml")))
+TABLES = ("quality.csv", "differences.csv", "bundles.md", "claims_by_documents.csv", "curves.csv", "open_loop.csv")
+TABLES += ("speed.csv", "speed_documents.csv")
+AFTER_FIGURES = {"plot_figure", "index_results"}
+AFTER_TABLES = {"tabulate_claims", "write_answer", *AFTER_FIGURES}
+AFTER_SCORES = {"tabulate_quality", "tabulate_speed", "tabulate_simulation", *AFTER_TABLES}
+REPLAYED = {"simulate_host", "score_delayed"}
+SCRIPTS_AFTER_A_POLICY = {
+    "score_policy",
+    *(AFTER_SCORES - AFTER_FIGURES),
+    "write_index",
+    *(f"plot_{f}" for f in FIGURES),
+}
 
 
 @dataclass
@@ -138,6 +149,12 @@ def test_every_promised_file_is_there(story):
         "calibration/tiny.safetensors",
         "gate/tiny.json",
         "gate/tiny.md",
+        "hosts/local.yaml",
+        "answer.md",
+        "claims.csv",
+        "claims.md",
+        *(f"simulation/tiny/{host}.{suffix}" for host in HOSTS for suffix in ("json", "safetensors")),
+        *(f"delayed/tiny.{suffix}" for suffix in ("json", "safetensors")),
         *(f"traces/tiny/{text}.safetensors" for text in TEST),
         *(f"texts/{text}.json" for text in (CALIBRATION, *TEST, ABSENT)),
         *(f"tables/local/{name}" for name in TABLES),
@@ -202,7 +219,8 @@ def test_differences_say_which_bundles_execute_something_else(story):
 def test_the_index_holds_the_hashes_of_its_files_and_skips_an_absent_text_with_its_reason(story):
     index = (story.whole / "all").read_text(encoding="utf-8")
     listed = re.findall(r"^\| \[([^\]]+)\]\(\1\) \| ([0-9a-f]{64}) \|", index, re.MULTILINE)
-    assert len(listed) == len(TABLES) + 3 * len(FIGURES)
+    unlisted, answers = {"speed_documents.csv"}, {"answer.md", "claims.csv", "claims.md", "gate/tiny.md"}
+    assert len(listed) == len(set(TABLES) - unlisted) + len(answers) + 3 * len(FIGURES)
     for name, digest in listed:
         assert sha256(story.whole / name) == digest
     assert "Status: partial (cells without a result: 0, texts absent: 1)" in index
@@ -268,7 +286,7 @@ def test_a_killed_run_goes_on_by_the_same_command_where_it_was(story):
     assert scored_policies(story.started["killed"]) == [VICTIM]
     assert scored_policies(story.started["whole"]) == [VICTIM]
     scripts = {line.split()[0].rpartition("/")[2] for line in story.started["whole"]}
-    assert scripts == {"score_policy.py", "tabulate_quality.py", "write_index.py", *(f"plot_{f}.py" for f in FIGURES)}
+    assert scripts == {f"{name}.py" for name in SCRIPTS_AFTER_A_POLICY}
 
 
 def test_tables_after_a_resumed_run_are_those_of_an_undisturbed_one_to_the_byte(story):
@@ -280,6 +298,32 @@ def test_tables_after_a_resumed_run_are_those_of_an_undisturbed_one_to_the_byte(
     for cell in (*ours["cells"], *theirs["cells"]):
         del cell["wall_s"]
     assert ours == theirs
+
+
+def test_law_speeds_are_relative_to_the_baseline_and_a_host_without_a_profile_is_left_out(story):
+    table = pd.read_csv(story.whole / "tables" / "local" / "speed.csv")
+    assert set(table["host"]) == set(HOSTS) - {"local"} and (table["status"] == "ok").all()
+    assert len(table) == (len(HOSTS) - 1) * len(POLICIES) * len(SLOTS) * (len(TEST) + 1)
+    assert (table[table["policy"] == "fetch_lfu_decay"]["speedup"] == 1).all()
+    pooled = table[table["text"] == "all"].set_index(["host", "slots", "policy"])
+    for (host, slots, policy), row in pooled.iterrows():
+        base = pooled.loc[(host, slots, "fetch_lfu_decay")]
+        assert row["speedup"] == pytest.approx(base["token_s_mean"] / row["token_s_mean"], rel=1e-6)
+        assert row["token_s_mean"] == pytest.approx(row["compute_s_mean"] + row["stall_s_mean"], rel=1e-6)
+        assert row["limit_token_s"] <= row["ceiling_token_s"] <= row["token_s_mean"] * (1 + 1e-6)
+        if policy == "fetch_belady":
+            assert row["bytes_per_token"] <= base["bytes_per_token"]
+
+
+def test_law_a_replayed_lossless_policy_misses_what_its_record_says(story):
+    table = pd.read_csv(story.whole / "tables" / "local" / "speed.csv")
+    for policy in ("fetch_lfu_decay", "fetch_belady"):
+        for cell in record(story.whole, policy)["cells"]:
+            own = table[
+                (table["policy"] == policy) & (table["slots"] == cell["slots"]) & (table["text"] == cell["text"])
+            ]
+            assert len(own) == len(HOSTS) - 1
+            assert own["miss_rate"].to_numpy() == pytest.approx(cell["miss_rate"])
 
 
 # ---- what runs again -------------------------------------------------------------------------------------------------
@@ -294,26 +338,27 @@ def test_figures_alone_run_no_model_and_draw_nothing_twice(story):
 
 def test_a_changed_plot_script_draws_its_figure_alone(story):
     plan = story.planned["one plot script"]
-    assert plan.keys() == AFTER_TABLES
+    assert plan.keys() == AFTER_FIGURES
     assert plan["plot_figure"] == {"results/plots/local/loss_by_mass.svg"}
 
 
 def test_a_changed_style_draws_every_figure_and_scores_nothing(story):
     plan = story.planned["style of the figures"]
-    assert plan.keys() == AFTER_TABLES
+    assert plan.keys() == AFTER_FIGURES
     assert plan["plot_figure"] == {f"results/plots/local/{figure}.svg" for figure in FIGURES}
 
 
 @pytest.mark.parametrize("change, policy", [("a policy row", "rule_015"), ("a new policy", "rule_03")])
 def test_a_changed_policy_row_scores_that_policy_alone(story, change, policy):
     plan = story.planned[change]
-    assert plan.keys() == {"score_policy", "tabulate_quality", *AFTER_TABLES}
+    gated = {"gate_model"} if policy == "rule_015" else set()
+    assert plan.keys() == {"score_policy", *REPLAYED, *gated, *AFTER_SCORES}
     assert plan["score_policy"] == {f"results/quality/tiny/{policy}/perplexity.json"}
 
 
 def test_a_changed_level_scores_nothing(story):
-    assert story.planned["level"].keys() == {"tabulate_quality", *AFTER_TABLES}
+    assert story.planned["level"].keys() == {"tabulate_quality", "tabulate_speed", *AFTER_TABLES}
 
 
 def test_a_changed_checkpoint_is_run_again(story):
-    assert {"calibrate_model", "record_routing", "score_policy"} <= story.planned["the model"].keys()
+    assert {"calibrate_model", "record_routing", "simulate_host", "score_policy"} <= story.planned["the model"].keys()

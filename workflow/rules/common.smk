@@ -11,6 +11,7 @@ from pathlib import Path
 import yaml
 
 from engine.errors import UserError
+from engine.policies import BUNDLES, load_policies
 from evals.settings import check
 
 
@@ -112,6 +113,12 @@ def timed_flags(wildcards):
 def policy_row(wildcards):
     """The policy as text: a changed row re-runs that policy alone."""
     return str(SETTINGS.policies[wildcards.policy])
+
+
+def policy_rows(names):
+    """Rows of the sheet as text: what reads several policies runs again when one of them changes."""
+    sheet = load_policies(config["policies_sheet"])
+    return " ".join(str(sheet[name]) for name in names if name in sheet)
 
 
 DOCUMENTS = f"--documents {SETTINGS.documents}" if SETTINGS.documents else ""

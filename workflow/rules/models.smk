@@ -66,7 +66,6 @@ rule gate_model:
         "evals/stats.py",
         script="workflow/scripts/gate_model.py",
         texts=expand("results/texts/{text}.json", text=SETTINGS.calibration_texts),
-        policies=config["policies_sheet"],
         demand="results/calibration/{model}.safetensors",
     output:
         record="results/gate/{model}.json",
@@ -75,10 +74,12 @@ rule gate_model:
         "results/logs/gate_model/{model}.log",
     params:
         model=model_flags,
+        policies=config["policies_sheet"],
+        rows=policy_rows(BUNDLES),
         context=SETTINGS.context_tokens,
         threads=SETTINGS.threads,
         documents=DOCUMENTS,
     shell:
         "python {input.script} --model {wildcards.model} {params.model} --texts {input.texts} {params.documents}"
-        " --policies {input.policies:q} --demand {input.demand} --context {params.context}"
+        " --policies {params.policies:q} --demand {input.demand} --context {params.context}"
         " --threads {params.threads} --out {output.record} --out-page {output.page} 2>&1 | tee {log}"

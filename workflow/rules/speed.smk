@@ -33,7 +33,6 @@ rule simulate_host:
         script="workflow/scripts/simulate_host.py",
         traces="results/traces/{model}",
         demand="results/calibration/{model}.safetensors",
-        policies=config["policies_sheet"],
         host=lambda wildcards: SETTINGS.hosts[wildcards.host],
     output:
         record="results/simulation/{model}/{host}.json",
@@ -41,12 +40,14 @@ rule simulate_host:
     log:
         "results/logs/simulate_host/{model}/{host}.log",
     params:
-        model=lambda wildcards: timed_flags(wildcards),
+        model=timed_flags,
+        policies=config["policies_sheet"],
+        rows=policy_rows(POLICIES),
         policy=" ".join(POLICIES),
         slots=SLOTS,
     shell:
         "python {input.script} --model {wildcards.model} {params.model} --traces {input.traces}"
-        " --demand {input.demand} --policies {input.policies:q} --policy {params.policy} --slots {params.slots}"
+        " --demand {input.demand} --policies {params.policies:q} --policy {params.policy} --slots {params.slots}"
         " --host {input.host} --out-times {output.times} --out {output.record} 2>&1 | tee {log}"
 
 
@@ -59,7 +60,6 @@ rule score_delayed:
         script="workflow/scripts/score_delayed.py",
         texts=expand("results/texts/{text}.json", text=SETTINGS.test_texts),
         demand="results/calibration/{model}.safetensors",
-        policies=config["policies_sheet"],
         simulations=expand(
             "results/simulation/{{model}}/{host}.json", host=SETTINGS.hosts
         ),
@@ -73,12 +73,13 @@ rule score_delayed:
         "results/logs/score_delayed/{model}.log",
     params:
         model=model_flags,
+        policies=config["policies_sheet"],
         context=SETTINGS.context_tokens,
         delay=SETTINGS.delay_tokens,
         threads=SETTINGS.threads,
         documents=DOCUMENTS,
     shell:
-        "python {input.script} --model {wildcards.model} {params.model} --policies {input.policies:q}"
+        "python {input.script} --model {wildcards.model} {params.model} --policies {params.policies:q}"
         " --texts {input.texts} {params.documents} --simulations {input.simulations} --demand {input.demand}"
         " --context {params.context} --delay {params.delay} --threads {params.threads}"
         " --out-losses {output.losses} --out {output.record} 2>&1 | tee {log}"
@@ -129,14 +130,14 @@ rule tabulate_simulation:
         ),
         traces=expand("results/traces/{model}", model=MODELS),
         demands=expand("results/calibration/{model}.safetensors", model=MODELS),
-        policies=config["policies_sheet"],
     output:
         curves="results/tables/local/curves.csv",
         errors="results/tables/local/open_loop.csv",
     log:
         "results/logs/tabulate_simulation.log",
     params:
+        policies=config["policies_sheet"],
         delay=SETTINGS.delay_tokens,
     shell:
-        "python {input.script} --records {input.records} --policies {input.policies:q} --delay {params.delay}"
+        "python {input.script} --records {input.records} --policies {params.policies:q} --delay {params.delay}"
         " --out-curves {output.curves} --out-errors {output.errors} 2>&1 | tee {log}"
