@@ -132,14 +132,14 @@ FAULTS: dict[str, Fault] = {
     # ---- slots
     "victim_from_slots_in_use": Fault(
         DECISION,
-        "if score > best_score or experts[e].in_use == row.step:",
-        "if score > best_score:",
+        "keys[experts[chosen[t, k]].slot] = np.inf",
+        "keys[experts[chosen[t, k]].slot] += 0.0",
         GOLDEN + "test_golden_the_event_in_progress_loses_no_slot",
     ),
     "stand_in_from_slots_in_use": Fault(
         DECISION,
-        "if score < last or experts[e].in_use == row.step:",
-        "if score < last:",
+        "if work.keys[slot] == np.inf:",
+        "if slots[slot].expert < 0:",
         GOLDEN + "test_golden_stand_ins_go_out_in_rank_order",
     ),
     "nearest_demand_leaves_first": Fault(
