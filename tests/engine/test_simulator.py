@@ -4,6 +4,7 @@ decision log of the other instruments, whatever the chunks.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from dataclasses import replace
 from itertools import pairwise
@@ -24,7 +25,7 @@ from engine.host import load_hosts
 from engine.log import count
 from engine.residency import Demand
 from engine.simulator import decide, miss_curves, open_loop_error, simulate
-from engine.timing import Timing, offload_links
+from engine.timing import Timing, limit_bytes_per_s, offload_links
 from engine.trace import replay
 
 ROOT = Path(__file__).parents[2]
@@ -391,12 +392,12 @@ def test_a_model_that_the_formulas_do_not_cover_is_refused(change, sizes, match)
 
 def test_golden_times_of_a_shipped_host():
     geometry = Geometry.of_config(CONFIG, width=1024, expert_width=512)
-    found = Timing.of(HOSTS["rtx3090_nvme_16gb"], "pcie", geometry, 64)
+    found = Timing.of(HOSTS["rtx3090_pcie4"], "pcie", geometry, 64)
     assert found.fetch_s[3] == pytest.approx(6e-6 + 3 * geometry.expert_bytes / 25e9)
     assert found.background_s == found.fetch_s[1] == pytest.approx(6e-6 + geometry.expert_bytes / 25e9)
     assert found.fetch_s[0] == found.experts_s[0] == 0
     assert found.layer_s == pytest.approx(1e-3 + geometry.dense_bytes / 782e9)
-    longer = Timing.of(HOSTS["rtx3090_nvme_16gb"], "pcie", geometry, 64, context_tokens=1000)
+    longer = Timing.of(HOSTS["rtx3090_pcie4"], "pcie", geometry, 64, context_tokens=1000)
     assert longer.layer_s - found.layer_s == pytest.approx(1000 * geometry.kv_bytes / 782e9)
 
 
@@ -410,13 +411,24 @@ def test_golden_from_disk_to_gpu_a_record_passes_two_links():
 
 
 def test_links_that_lead_nowhere_are_named_with_their_reason():
-    simulated, skipped = offload_links(HOSTS["rtx3090_nvme_16gb"])
-    assert list(simulated) == ["disk", "pcie"] and "no way onto the GPU" in skipped["memory"]
+    simulated, skipped = offload_links(HOSTS["rtx3090_pcie4"])
+    assert list(simulated) == ["pcie"] and "no way onto the GPU" in skipped["memory"]
     geometry = Geometry.of_config(CONFIG)
     with pytest.raises(UserError, match="no way onto the GPU"):
-        Timing.of(HOSTS["rtx3090_nvme_16gb"], "memory", geometry, 64)
+        Timing.of(HOSTS["rtx3090_pcie4"], "memory", geometry, 64)
     with pytest.raises(UserError, match="did you mean 'pcie'"):
-        Timing.of(HOSTS["rtx3090_nvme_16gb"], "pci", geometry, 64)
+        Timing.of(HOSTS["rtx3090_pcie4"], "pci", geometry, 64)
+
+
+def test_a_profile_says_behind_which_links_experts_wait():
+    host = HOSTS["rtx3090_nvme_16gb"]
+    simulated, skipped = offload_links(host)
+    assert list(simulated) == ["disk"] and "as the profile says" in skipped["pcie"]
+    assert (
+        limit_bytes_per_s(host, "disk") == host.links["disk"].limit_bytes_per_s < host.links["pcie"].limit_bytes_per_s
+    )
+    both, _ = offload_links(dataclasses.replace(host, offload=None))
+    assert list(both) == ["disk", "pcie"]
 
 
 def test_a_summary_is_a_record(trace, demand):
