@@ -18,6 +18,7 @@ from engine.files import sha256, write_json, write_text
 from evals.reference_model import heldout, pack
 from evals.reference_model.export import training_parameters, write_folder
 from evals.reference_model.model import Step
+from evals.reference_model.sample import samples
 from evals.reference_model.train import Run
 
 CURVE_ROWS = 12
@@ -69,6 +70,7 @@ def gather(run: Run, texts: Path, log: list[dict], packed: Path, packed_loss: di
         "heldout": heldout.evaluate(run.step, run.tokenizer, run.documents, recipe.batch),
         "heldout_packed": packed_loss,
         "curve": thinned([line for line in log if line.get("event") == "heldout"], CURVE_ROWS),
+        "samples": samples(packed),
         "sha256": {path.name: sha256(path) for path in sorted(packed.iterdir()) if path.name != "README.md"},
         "bytes": (packed / pack.PACKED).stat().st_size,
     }
@@ -129,6 +131,7 @@ def markdown(facts: dict) -> str:
             for line in facts["curve"]
         ],
     )
+    written = "\n\n".join(f"{topic}:\n\n```\n{text.strip()}\n```" for topic, text in facts["samples"].items())
     kind = "softmax weights renormalised over the chosen" if shape["norm_topk_prob"] else "softmax weights as they are"
     return f"""---
 license: {licence}
@@ -165,6 +168,12 @@ Rows "{heldout.SEEN}" are not held out: their templates were trained on, their n
 During training, bits a byte before packing:
 
 {curve}
+
+## What it writes
+
+One continuation a prompt (the first line or words), not chosen among several.
+
+{written}
 
 ## Recipe
 
