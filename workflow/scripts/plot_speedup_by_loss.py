@@ -57,9 +57,9 @@ def draw(table: pd.DataFrame):
     high, wide = grid(table)
     note = (
         f"Speedup: mean time a token of {BASELINE}, which fetches every miss, over that of the policy at the same "
-        f"slots. Loss is paired on the same tokens. Bars: {interval(table)}. Exact policies stand at 0, their lines cross "
-        "the panel; dashed: the clairvoyant bound, the fewest misses that fetching every miss allows. Tick above a "
-        "point: the same policy with its fetches at the link's physical limit. A cross marks a lossy policy without "
+        f"slots. Loss is paired on the same tokens. Bars: {interval(table)}. Exact policies stand at 0, their lines "
+        "cross the panel; dashed: the clairvoyant bound, the fewest misses that fetching every miss allows. Tick above "
+        "a point: the same policy with its fetches at the link's physical limit. A cross marks a lossy policy without "
         "effect." + delays(table)
     )
     figure = frame(
@@ -84,7 +84,7 @@ def draw_panel(panel: Panel, primary: str, style: dict[str, Look]) -> pd.DataFra
     points = with_result(panel.rows).dropna(subset=["speedup", "delta_percent"])
     points = points.assign(limit_speedup=points["speedup"] * points["token_s_mean"] / points["limit_token_s"])
     if reason:
-        say(ax, f"no speedup: {reason}")
+        say(ax, f"no speedup: {reason.removeprefix('no speedup: ')}")
     for policy, own in points.groupby("policy", sort=False):
         look, own = style[policy], own.sort_values("slots_percent")
         if not own["lossless"].all():

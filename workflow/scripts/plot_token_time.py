@@ -43,8 +43,8 @@ def draw(table: pd.DataFrame):
     shown = table[table["slots"] == table["model"].map(budgets)]
     note = (
         f"Bars: mean time a token at {', '.join(dict.fromkeys(budgets.values()))}, hatched where it is modelled. Tick: "
-        f"95th percentile. Speedup: mean time of {BASELINE} over that of the policy; its {interval(table)} is in the CSV "
-        "beside the picture."
+        f"95th percentile. Speedup: mean time of {BASELINE} over that of the policy; its {interval(table)} is in the "
+        "CSV beside the picture."
     )
     figure = frame(
         f"Time a token: {models_title(table)}",
@@ -54,8 +54,13 @@ def draw(table: pd.DataFrame):
         height=1.6 + high * (0.6 + 0.17 * len(style)),
     )
     together = "row" if len(budgets) > 1 else False  # one machine's panels have one scale
-    drawn = [draw_panel(panel, style) for panel in panels(figure, shown, sharex=together, sharey=True)]
-    return figure, pd.concat(drawn)[COLUMNS]
+    all_panels = panels(figure, shown, sharex=together, sharey=True)
+    points = pd.concat([draw_panel(panel, style) for panel in all_panels])
+    for panel in all_panels:
+        here = points[(points["host"] == panel.host) & (points["link"] == panel.link)]
+        reach = here[["token_ms_mean", "token_ms_p95"]].max().max()
+        panel.ax.set_xlim(0, 1.06 * reach if reach > 0 else 1)
+    return figure, points[COLUMNS]
 
 
 def draw_panel(panel: Panel, style: dict[str, Look]) -> pd.DataFrame:
@@ -71,7 +76,6 @@ def draw_panel(panel: Panel, style: dict[str, Look]) -> pd.DataFrame:
     write(ax, -0.95, HEADS, color="#555555")
     ax.set_yticks(range(len(style)), list(style))
     ax.set_ylim(len(style) - 0.4, -0.6)
-    ax.set_xlim(left=0)
     ax.grid(axis="y", visible=False)
     ax.tick_params(labelleft=panel.first, left=False)
     ax.set_title(panel_title(panel), fontsize=8, pad=13)
@@ -86,7 +90,7 @@ def bar(ax, place: int, row: dict, look: Look) -> None:
     ax.barh(place, stall, left=compute, height=0.62, **fill(look.colour, row["instrument"]))
     ax.plot(row["token_ms_p95"], place, marker="|", color="#000000", markersize=9, markeredgewidth=1.4)
     numbers = [milliseconds(row[name]) for name in ("compute_ms_mean", "stall_ms_mean", "token_ms_mean")]
-    write(ax, place, [*numbers, "" if pd.isna(row["speedup"]) else times(row["speedup"])])
+    write(ax, place, [*numbers, "-" if pd.isna(row["speedup"]) else times(row["speedup"])])
 
 
 def fill(colour: str, instrument: str) -> dict:
@@ -105,6 +109,8 @@ def write(ax, place: float, words, color: str = "#000000") -> None:
 
 def milliseconds(number: float) -> str:
     """Three digits: 0.123, 1.23, 12.3, 123."""
+    if number == 0:
+        return "0"
     return f"{number:.{0 if number >= 99.95 else 1 if number >= 9.995 else 2 if number >= 0.9995 else 3}f}"
 
 
