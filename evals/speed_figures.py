@@ -103,7 +103,7 @@ def times(speedup: float) -> str:
 
 def change(percent: float) -> str:
     """Three digits at most: +0.35, +8.4, +219."""
-    size = abs(percent)
+    size, percent = abs(percent), round(percent, 2) + 0.0  # never -0.00
     return f"{percent:+.{0 if size >= 99.5 else 1 if size >= 0.95 else 2}f} %"
 
 
