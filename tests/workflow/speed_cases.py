@@ -28,6 +28,7 @@ FETCHED = {"rule_015": 0.34, "first_choice": 0.17, "quality_first": 0.31, "speed
 # host, its status, link, kind, status, compute (s), bandwidth and limit (bytes/s)
 LOCAL_DISK = ("local", "measured", "disk", "disk", "measured", 0.020, 1.6e9, 2.0e9)
 LOCAL_MEMORY = ("local", "measured", "memory", "memory", "measured", 0.020, 7.5e9, 9.4e9)
+SDCARD = ("local", "measured", "sdcard", "disk", "throttled", 0.020, 0.09e9, 0.092e9)  # speedups of 30
 PCIE = ("rtx3090_pcie4", "modelled", "pcie", "pcie", "modelled", 0.005, 25e9, 31.5e9)
 NVME = ("rtx3090_nvme_16gb", "modelled", "disk", "disk", "modelled", 0.005, 7.0e9, 7.88e9)
 MACHINES = (LOCAL_DISK, LOCAL_MEMORY, PCIE, NVME)

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from pictures import draw, legible_words, markers, module, script
-from speed_cases import LOCAL_DISK, MACHINES, MISSES, PCIE, SLOTS, curves_table, speed_table
+from speed_cases import LOCAL_DISK, MACHINES, MISSES, PCIE, SDCARD, SLOTS, curves_table, speed_table
 
 from engine.decision import EVICTIONS
 from engine.errors import UserError
@@ -102,6 +102,15 @@ def test_the_opening_figure_says_how_much_faster_at_what_loss_on_which_machine(t
     assert "local over disk (measured profile)" in every and "simulator (modelled times" in every
     faces = {line.get_markerfacecolor() for ax in figure.axes for line in ax.lines if line.get_marker() == "s"}
     assert faces == {"white"}  # modelled, also on a host whose constants were measured
+
+
+def test_machines_share_a_scale_of_speedup_unless_one_dwarfs_another(tmp_path):
+    figure, _ = draw("speedup_by_loss", speed(tmp_path, (LOCAL_DISK, PCIE)))
+    assert len({ax.get_ylim() for ax in figure.axes}) == 1
+    figure, _ = draw("speedup_by_loss", speed(tmp_path, (LOCAL_DISK, SDCARD), ("reference",)))
+    every = legible_words(figure)
+    assert len({ax.get_ylim() for ax in figure.axes}) == 2
+    assert "local, sdcard (measured host, throttled link): reference" in every
 
 
 def test_measured_times_are_filled(tmp_path):

@@ -8,6 +8,9 @@ exact one. The tick above a point is where the physical limit of the link would 
 python workflow/scripts/plot_speedup_by_loss.py --table results/tables/local/speed.csv --out-prefix speedup_by_loss
 """
 
+import math
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 from matplotlib.lines import Line2D
@@ -17,6 +20,7 @@ from engine.policies import BASELINE
 from evals.figures import (
     CLAIRVOYANT,
     LOSS_LABEL,
+    MARKERS,
     POOLED,
     Look,
     figure_main,
@@ -49,7 +53,12 @@ COLUMNS += ["instrument", "slots", "slots_percent", "slots_count", "experts", "t
 COLUMNS += [*LOSS_INTERVAL, "lossless", "effect", "delay_tokens", "documents", "tokens", "rehearsal"]
 LARGE, SMALL, FAINT = 5.5, 2.6, 0.45  # points, points, opacity
 GREY = "#555555"
-TICKS = (0.1, 0.2, 0.5, 0.7, 1, 1.5, 2, 3, 5, 10, 20, 50, 100, 200, 500)
+TICKS = (  # of a scale whose ends are less than so many times apart
+    (2.5, (0.5, 0.6, 0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.3, 1.5, 1.7, 2)),
+    (200, (0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 10, 20, 50, 100)),
+    (math.inf, tuple(10.0**k for k in range(-3, 6))),
+)
+DWARFS = 4  # a machine is drawn on its own scale where another's speedups reach so many times further
 
 
 def draw(table: pd.DataFrame):
@@ -60,7 +69,7 @@ def draw(table: pd.DataFrame):
         f"slots. Loss is paired on the same tokens. Bars: {interval(table)}. Exact policies stand at 0, their lines "
         "cross the panel; dashed: the clairvoyant bound, the fewest misses that fetching every miss allows. Tick above "
         "a point: the same policy with its fetches at the link's physical limit. A cross marks a lossy policy without "
-        "effect." + delays(table)
+        "effect. Machines whose speedups are far apart have scales of their own." + delays(table)
     )
     figure = frame(
         f"How much faster than fetching every miss, at what loss? {models_title(table)}",
@@ -69,10 +78,10 @@ def draw(table: pd.DataFrame):
         width=max(9.6, 0.9 + 4.35 * wide),
         height=2.1 + high * max(2.0 if high > 1 else 3.0, 0.5 + 0.145 * len(style)),
     )
-    shown = panels(figure, table, sharex=True, sharey=True)
+    shown = panels(figure, table, sharex=True)
     drawn = [draw_panel(panel, primary_slots(table, panel.model), style) for panel in shown]
     points = pd.concat(drawn)
-    set_scales(shown, points)
+    set_scales(shown, points, speedup_limits(shown, points))
     for panel, own in zip(shown, drawn, strict=True):
         label(panel, own[own["slots"] == primary_slots(table, panel.model)], style)
     return figure, points[COLUMNS]
@@ -91,7 +100,7 @@ def draw_panel(panel: Panel, primary: str, style: dict[str, Look]) -> pd.DataFra
             ax.plot(own["delta_percent"], own["speedup"], **(look.line | {"linewidth": 0.9, "alpha": FAINT}))
         for row in own.to_dict("records"):
             large = row["slots"] == primary
-            mark(ax, row, look, large)
+            mark(ax, row, replace(look, marker=MARKERS[row["instrument"]]), large)
             if large and row["lossless"]:
                 ax.axhline(row["speedup"], **(look.line | {"linewidth": 0.9}), zorder=1)
     ax.set_title(panel_title(panel), fontsize=8)
@@ -116,27 +125,40 @@ def mark(ax, row: dict, look: Look, large: bool) -> None:
         ax.plot(x, row["limit_speedup"], marker="_", color=look.colour, markersize=8, markeredgewidth=1.2, zorder=2)
 
 
-def set_scales(shown: list[Panel], points: pd.DataFrame) -> None:
-    """One scale of loss and one of speedup (logarithmic: twice as fast is as far from 1 as half) for all panels."""
-    ax = shown[0].ax
-    ax.set_yscale("log")
-    values = points[[*SPEEDUP, "limit_speedup"]].to_numpy().ravel()
-    values = np.append(values[np.isfinite(values) & (values > 0)], 1.0)
-    low, high = values.min() / 1.12, max(values.max() * 1.12, 1.3)
-    ax.set_ylim(low, high)
-    ax.yaxis.set_major_locator(FixedLocator([tick for tick in TICKS if low <= tick <= high]))
-    ax.yaxis.set_minor_locator(NullLocator())
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda tick, _: f"{tick:g}\u00d7"))
-    ax.xaxis.set_label_text(LOSS_LABEL)
-    set_loss_scale(ax.xaxis, points)
-    text = ax.xaxis.get_label_text()
-    ax.xaxis.set_label_text("")
+def set_scales(shown: list[Panel], points: pd.DataFrame, limits: dict[tuple, tuple[float, float]]) -> None:
+    """One scale of loss, and of every machine its limits of speedup, on a logarithm: twice is as far as half."""
+    own_scales = len(set(limits.values())) > 1
     for panel in shown:
-        if panel.last:
-            panel.ax.set_xlabel(text)
+        ax, (low, high) = panel.ax, limits[panel.host, panel.link]
+        ax.set_yscale("log")
+        ax.set_ylim(low, high)
+        ticks = next(ticks for reach, ticks in TICKS if high / low < reach)
+        ax.yaxis.set_major_locator(FixedLocator([tick for tick in ticks if low <= tick <= high]))
+        ax.yaxis.set_minor_locator(NullLocator())
+        ax.yaxis.set_major_formatter(FuncFormatter(lambda tick, _: f"{tick:g}\u00d7"))
+        ax.tick_params(labelbottom=panel.last, labelleft=panel.first or own_scales)
         if panel.first:
-            panel.ax.set_ylabel(f"speedup against\n{BASELINE}")
-        panel.ax.tick_params(labelbottom=panel.last, labelleft=panel.first)
+            ax.set_ylabel(f"speedup against\n{BASELINE}")
+    axis = shown[0].ax.xaxis
+    axis.set_label_text(LOSS_LABEL)
+    set_loss_scale(axis, points)
+    text = axis.get_label_text()
+    for panel in shown:
+        panel.ax.set_xlabel(text if panel.last else "")
+
+
+def speedup_limits(shown: list[Panel], points: pd.DataFrame) -> dict[tuple, tuple[float, float]]:
+    """Lowest and highest speedup of every (host, link); one pair for all where none is dwarfed by another."""
+    result = {}
+    for machine in dict.fromkeys((panel.host, panel.link) for panel in shown):
+        here = points[(points["host"] == machine[0]) & (points["link"] == machine[1])]
+        values = here[[*SPEEDUP, "limit_speedup"]].to_numpy().ravel()
+        values = np.append(values[np.isfinite(values) & (values > 0)], 1.0)
+        result[machine] = values.min() / 1.12, max(values.max() * 1.12, 1.3)
+    lows, highs = zip(*result.values(), strict=True)
+    if max(highs) <= DWARFS * min(highs):
+        return dict.fromkeys(result, (min(lows), max(highs)))
+    return result
 
 
 def label(panel: Panel, points: pd.DataFrame, style: dict[str, Look]) -> None:
