@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from engine.policies import BASELINE
-from evals.figures import POOLED, REHEARSAL, slots_title
+from evals.figures import POOLED, REHEARSAL, model_title, slots_title
 
 PRIMARY_PERCENT = 25.0  # of a layer's experts; the nearest budget of the table is taken
 NAMED_GAPS = 6  # cells without a result that a caption names one by one
@@ -74,8 +74,11 @@ def with_result(rows: pd.DataFrame, slots: str | None = None) -> pd.DataFrame:
 
 # ---- words -----------------------------------------------------------------------------------------------------------
 def models_title(table: pd.DataFrame) -> str:
-    names = ", ".join(table["model"].unique())
-    return f"{names} ({REHEARSAL})" if table["rehearsal"].any() else names
+    """The models; that they are rehearsals once where all are, else beside each that is."""
+    names = table["model"].unique()
+    if table["rehearsal"].all():
+        return f"{', '.join(names)} ({REHEARSAL})"
+    return ", ".join(model_title(table, model) for model in names)
 
 
 def profile(row: pd.Series) -> str:
@@ -130,13 +133,14 @@ def _describe(own: pd.DataFrame) -> str:
     if len(experts):
         row = experts.iloc[0]
         size = f" (an expert: {row['expert_bytes'] / 2**20:.3g} MiB{' of ' + row['dtype'] if row['dtype'] else ''})"
-    scored = f"{pooled['documents'].max():,.0f} documents, {pooled['tokens'].max():,.0f} tokens, all texts together"
+    documents = "" if pooled["documents"].isna().all() else f"{pooled['documents'].max():,.0f} documents, "
+    scored = f"{documents}{pooled['tokens'].max():,.0f} tokens, all texts together"
     return f"{size}. Slots {slots}. {scored if len(pooled) else 'No result over all texts'}."
 
 
 def interval(table: pd.DataFrame) -> str:
-    level = next(iter(table.loc[table["level"] != "", "level"]), "")
-    return f"{float(level):.0%} interval" if level else "interval"
+    level = table["level"].dropna()
+    return f"{level.iloc[0]:.0%} interval" if len(level) else "interval"
 
 
 def delays(table: pd.DataFrame) -> str:

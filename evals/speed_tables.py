@@ -18,9 +18,9 @@ from evals.figures import COLOURS, LOSS, MARKERS, POOLED, SIZES
 LOSS_INTERVAL, SPEEDUP = LOSS[:3], ("speedup", "speedup_low", "speedup_high")
 KEY = ["model", "policy", "slots", "host", "link", "text"]
 WORDS = (*KEY, "miss_rule", "eviction", "host_status", "link_kind", "link_status", "instrument", "status")
-OPTIONAL_WORDS = ("reason", "dtype", "level")
+OPTIONAL_WORDS = ("reason", "dtype")
 TIMES = ("token_s_mean", "token_s_p95", "compute_s_mean", "stall_s_mean")  # of every row with a result
-NOT_ALWAYS = ("limit_token_s", "documents", "expert_bytes", "delay_tokens")
+NOT_ALWAYS = ("limit_token_s", "documents", "expert_bytes", "delay_tokens", "level")
 KNOWN = {
     "miss_rule": COLOURS,
     "instrument": MARKERS,

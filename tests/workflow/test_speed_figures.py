@@ -16,7 +16,7 @@ from engine.decision import EVICTIONS
 from engine.errors import UserError
 from engine.files import sha256
 from evals.figures import POOLED, save
-from evals.speed_figures import change, primary_slots, times
+from evals.speed_figures import change, models_title, primary_slots, times
 from evals.speed_tables import read_curves, read_speed
 
 READERS = {"misses_by_slots": read_curves, "speedup_by_loss": read_speed, "token_time": read_speed}
@@ -102,6 +102,12 @@ def test_the_opening_figure_says_how_much_faster_at_what_loss_on_which_machine(t
     assert "local over disk (measured profile)" in every and "simulator (modelled times" in every
     faces = {line.get_markerfacecolor() for ax in figure.axes for line in ax.lines if line.get_marker() == "s"}
     assert faces == {"white"}  # modelled, also on a host whose constants were measured
+
+
+def test_a_rehearsal_beside_a_large_model_is_named_alone(tmp_path):
+    table = speed(tmp_path, (LOCAL_DISK,), ("small", "large"))
+    table.loc[table["model"] == "large", "rehearsal"] = False
+    assert models_title(table) == "small (rehearsal: a small embedded model), large"
 
 
 def test_machines_share_a_scale_of_speedup_unless_one_dwarfs_another(tmp_path):
