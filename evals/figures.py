@@ -3,8 +3,8 @@
 Colour is the miss rule, marker shape the instrument (filled measured, open modelled), line pattern and shade tell
 policies of one miss rule apart and `--` alone is a clairvoyant one. A figure is a script
 `workflow/scripts/plot_<stem>.py` with a function `draw(table) -> (figure, points)`; `figure_main(draw, __doc__)` is its
-command line. The same table gives the same bytes: no dates, a fixed hash salt. Assumed: the rows stand in the order of
-the sheet of policies.
+command line, with another reader where the table is not that of quality. The same table gives the same bytes: no dates,
+a fixed hash salt. Assumed: the rows stand in the order of the sheet of policies.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ from matplotlib.text import Text
 from matplotlib.ticker import FixedLocator, FormatStrFormatter, NullLocator
 from scipy.optimize import isotonic_regression
 
-from engine.errors import error, main_guard
+from engine.errors import main_guard
 from engine.files import atomic
 from engine.policies import BASELINE
+from evals.checked_tables import add_columns, need_columns, read_words, refuse, to_flags, to_numbers
 
 # Okabe and Ito's eight without yellow (too light for a line), then Tol's wine and olive and a grey
 COLOURS = {
@@ -46,6 +47,7 @@ COLOURS = {
     "threshold": "#0072B2",
 }
 MARKERS = {"emulator": "o", "engine": "D", "simulator": "s"}
+OPEN = (MARKERS["simulator"],)  # its times are modelled, also those on a measured host
 PATTERNS = ("-", ":", "-.", (0, (6, 1, 1, 1, 1, 1)), (0, (9, 2)), (0, (1, 3)), (0, (3, 1, 3, 1, 1, 1)))
 SHADES = (0.0, 0.32, -0.5, 0.5, -0.3, 0.2, -0.7)  # towards white or black, dealt with the patterns
 CLAIRVOYANT = "--"
@@ -89,42 +91,22 @@ def read_table(path: str | Path) -> pd.DataFrame:
 
     UserError: not there, not a table, no rows, a missing column, a cell that is no number, an `ok` row without one.
     """
-    try:
-        table = pd.read_csv(path, dtype=str, keep_default_na=False, encoding="utf-8")
-    except (OSError, UnicodeDecodeError, pd.errors.EmptyDataError, pd.errors.ParserError) as exc:
-        raise error(f"{path}: {type(exc).__name__} {exc}", "the table of quality", "delete it and run again") from None
-    missing = [name for name in (*NAMES, *SIZES, "rehearsal") if name not in table]
-    if missing or table.empty:
-        found = f"no column {', '.join(missing)}" if missing else "no rows"
-        raise error(f"{path}: {found}", "the table of quality", "delete it and run again")
+    what = "the table of quality"
+    table = read_words(path, (*NAMES, *SIZES, "rehearsal"), what)
     ok = table["status"] == "ok"
-    for name in (*MEASURED, "lossless"):
-        if name not in table and ok.any():
-            raise error(f"{path}: no column {name}", "the table of quality", "delete it and run again")
-    for name in table.columns.union([*LOSS, *MEASURED, *FLAGS, "reason"]):
-        if name not in table:
-            table[name] = ""
-    _refuse(path, table, ~table["status"].isin(STATUSES), "status", f"one of {', '.join(STATUSES)}")
-    _refuse(path, table, table.duplicated(["model", "policy", "slots", "text"]), "text", "one row a cell")
-    _refuse(path, table, ~table["miss_rule"].isin(COLOURS), "miss_rule", f"one of {', '.join(COLOURS)}")
-    _refuse(path, table, ~table["instrument"].isin(MARKERS), "instrument", f"one of {', '.join(MARKERS)}")
+    if ok.any():
+        need_columns(path, table, (*MEASURED, "lossless"), what)
+    add_columns(table, (*LOSS, *MEASURED, *FLAGS, "reason"))
+    refuse(path, table, ~table["status"].isin(STATUSES), "status", f"one of {', '.join(STATUSES)}")
+    refuse(path, table, table.duplicated(["model", "policy", "slots", "text"]), "text", "one row a cell")
+    refuse(path, table, ~table["miss_rule"].isin(COLOURS), "miss_rule", f"one of {', '.join(COLOURS)}")
+    refuse(path, table, ~table["instrument"].isin(MARKERS), "instrument", f"one of {', '.join(MARKERS)}")
     for name in FLAGS:
-        _refuse(path, table, ~table[name].isin(["True", "False", ""]), name, "True or False")
-        table[name] = table[name] == "True"
+        to_flags(path, table, name)
     for name in (*SIZES, *MEASURED, *LOSS):
-        numbers = pd.to_numeric(table[name], errors="coerce")
-        needed = ok & (name not in LOSS) | (name in SIZES)
-        wrong = (numbers.isna() & (table[name] != "")) | np.isinf(numbers) | (needed & numbers.isna())
-        _refuse(path, table, wrong, name, "a finite number")
-        table[name] = numbers
+        to_numbers(path, table, name, needed=ok & (name not in LOSS) | (name in SIZES))
     table["lossless"] |= table["miss_rule"] == "fetch"  # cells without a result have no flags
     return table
-
-
-def _refuse(path, table: pd.DataFrame, wrong: pd.Series, column: str, expected: str) -> None:
-    if wrong.any():
-        row = int(np.flatnonzero(wrong)[0])
-        raise error(f"{path}:{row + 2}: {column} '{table[column].iloc[row]}'", expected, "delete it and run again")
 
 
 def ok_rows(table: pd.DataFrame, text: str | None = None) -> pd.DataFrame:
@@ -217,8 +199,18 @@ class Look:
         return {"color": self.colour, "linestyle": self.pattern, "linewidth": 1.4}
 
     @property
+    def ink(self) -> str:
+        """The colour for words: dark enough to be read on white."""
+        return shade(self.colour, -0.45) if np.dot(to_rgb(self.colour), (0.2, 0.7, 0.1)) > 0.5 else self.colour
+
+    @property
+    def face(self) -> str:
+        """Inside of a marker: white (open) where times are modelled."""
+        return "white" if self.marker in OPEN else self.colour
+
+    @property
     def point(self) -> dict:
-        return {"color": self.colour, "marker": self.marker, "linestyle": "none"}
+        return {"color": self.colour, "marker": self.marker, "markerfacecolor": self.face, "linestyle": "none"}
 
 
 def looks(table: pd.DataFrame) -> dict[str, Look]:
@@ -249,8 +241,9 @@ def rule_handles(table: pd.DataFrame) -> list[Line2D]:
     rules = [rule for rule in table["miss_rule"].unique()]
     handles = [Line2D([], [], color=COLOURS[rule], linewidth=3, label=rule) for rule in rules]
     for instrument in table["instrument"].unique():
-        look = {"color": "#555555", "marker": MARKERS[instrument], "linestyle": "none"}
-        handles.append(Line2D([], [], **look, label=f"{instrument}, measured"))
+        look = Look("#555555", MARKERS[instrument], "-")
+        how = "modelled" if look.marker in OPEN else "measured"
+        handles.append(Line2D([], [], **look.point, label=f"{instrument}, {how}"))
     return handles
 
 
@@ -300,7 +293,7 @@ def label_ends(ax: Axes, ends: list[tuple[float, float, str, Look]], x: float = 
                 (at, height),
                 (x, place),
                 textcoords="axes fraction",
-                color=look.colour,
+                color=look.ink,
                 fontsize=7.5,
                 va="center",
                 arrowprops=arrow,
@@ -324,12 +317,13 @@ def figure_main(
     draw: Callable[[pd.DataFrame], tuple[Figure, pd.DataFrame]],
     about: str,
     read: Callable[[str], pd.DataFrame] = read_table,
+    name: str = "quality.csv",
 ) -> None:
-    """The command line of a figure. read: of the table it is drawn from, quality.csv unless the figure says."""
+    """The command line of a figure; read: the reader of its table, whose file is called `name`."""
 
     def main() -> None:
         parser = argparse.ArgumentParser(description=about.splitlines()[0])
-        parser.add_argument("--table", required=True, help="quality.csv, or the table that the figure names")
+        parser.add_argument("--table", required=True, help=name)
         parser.add_argument("--out-prefix", required=True, help="path without suffix; .csv, .png and .svg are written")
         a = parser.parse_args()
         with matplotlib.rc_context():

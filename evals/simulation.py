@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from engine.errors import UserError
 from engine.geometry import Geometry
 from engine.host_times import Host
 from engine.policies import Policy
@@ -46,6 +47,9 @@ class Loaded:
     def check_policy(self, policy: Policy) -> None:
         self.file.check_policy(policy)
 
+    def check_model(self, **expected) -> None:
+        self.file.check_model(**expected)
+
     def chunks(self, tokens: int = 2048) -> Iterator[RouterTrace]:
         for first in range(0, self.tokens, tokens):
             part = slice(first, first + tokens)
@@ -69,7 +73,7 @@ def text_of(trace: TraceFile | Loaded) -> str:
 
 def simulate_cells(
     host: Host,
-    geometry: Geometry,
+    geometry: Geometry | UserError,
     traces: Sequence[TraceFile | Loaded],
     policies: Sequence[Policy],
     slot_percents: dict[str, float],
@@ -78,15 +82,17 @@ def simulate_cells(
     keep: Callable[[str, dict[str, np.ndarray]], None],
     progress: Callable[[int], None] = lambda tokens: None,
 ) -> list[dict]:
-    """Rows of all cells; `keep("<link>/<policy>/<slots>/<text>", arrays)` stores token_s, stall_s [T] and delays."""
+    """Rows of all cells; `keep("<link>/<policy>/<slots>/<text>", arrays)` stores token_s, stall_s [T] and delays.
+
+    geometry: or why the model has none; then every cell fails for that reason.
+    """
     links, _ = offload_links(host)
     rows = []
     for link in links.values():
         for policy in policies:
             for slots_id, percent in slot_percents.items():
-                slots = slots_from_percent(geometry.experts, percent)
                 for trace in traces:
-                    name = text_of(trace)
+                    name, slots = text_of(trace), slots_from_percent(trace.experts, percent)
                     row = {
                         "link": link.name,
                         "link_kind": link.kind,
@@ -99,7 +105,9 @@ def simulate_cells(
                     }
                     started = time.perf_counter()
                     try:
-                        check_slots(slots, geometry.experts, geometry.top_k)
+                        if isinstance(geometry, UserError):
+                            raise geometry
+                        check_slots(slots, trace.experts, trace.top_k)
                         trace.check_policy(policy)
                         timing = Timing.of(host, link.name, geometry, slots)
                         found = simulate(trace, policy, timing, demand=demand)

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
-from engine.errors import error
+from evals.checked_tables import read_words, refuse, to_numbers
 
 WORDS = ("model", "policy", "slots", "host", "host_status", "link", "link_status", "text", "status", "reason")
 NUMBERS = ("tokens", "token_s_mean", "speedup", "speedup_low", "speedup_high")
 NEEDED = ("tokens", "token_s_mean")  # of a row with status ok
 KEY = ["model", "policy", "slots", "host", "link", "text"]
 DOCUMENT_WORDS, DOCUMENT_NUMBERS = (*KEY, "document"), ("tokens", "time_s")
+SMALLEST = 1e-12  # no time, and no ratio of times, is zero
 
 
 def read_speed(path: str | Path | None) -> pd.DataFrame:
@@ -28,13 +28,10 @@ def read_speed(path: str | Path | None) -> pd.DataFrame:
     """
     table = _read(path, (*WORDS, *NUMBERS))
     ok = table["status"] == "ok"
-    _refuse(path, table, ~table["status"].isin(["ok", "failed"]), "status", "ok or failed")
-    _refuse(path, table, table.duplicated(KEY), "text", "one row a (model, policy, slots, host, link, text)")
+    refuse(path, table, ~table["status"].isin(["ok", "failed"]), "status", "ok or failed")
+    refuse(path, table, table.duplicated(KEY), "text", "one row a (model, policy, slots, host, link, text)")
     for name in NUMBERS:
-        numbers = pd.to_numeric(table[name], errors="coerce")
-        wrong = (numbers.isna() & (table[name] != "")) | (numbers <= 0) | np.isinf(numbers)
-        _refuse(path, table, wrong | (ok & numbers.isna() & (name in NEEDED)), name, "a finite number above 0")
-        table[name] = numbers
+        to_numbers(path, table, name, needed=ok & (name in NEEDED), low=SMALLEST)
     return table
 
 
@@ -44,29 +41,12 @@ def read_documents(path: str | Path | None) -> pd.DataFrame:
     UserError as of `read_speed`.
     """
     table = _read(path, (*DOCUMENT_WORDS, *DOCUMENT_NUMBERS))
-    _refuse(path, table, table.duplicated(list(DOCUMENT_WORDS)), "document", "one row a document")
+    refuse(path, table, table.duplicated(list(DOCUMENT_WORDS)), "document", "one row a document")
     for name in DOCUMENT_NUMBERS:
-        numbers = pd.to_numeric(table[name], errors="coerce")
-        _refuse(path, table, numbers.isna() | (numbers <= 0) | np.isinf(numbers), name, "a finite number above 0")
-        table[name] = numbers
+        to_numbers(path, table, name, needed=True, low=SMALLEST)
     return table
 
 
 def _read(path: str | Path | None, columns: tuple[str, ...]) -> pd.DataFrame:
     """A table of words with at least these columns; empty where no path is given."""
-    if path is None:
-        return pd.DataFrame(columns=list(columns))
-    try:
-        table = pd.read_csv(path, dtype=str, keep_default_na=False, encoding="utf-8")
-    except (OSError, UnicodeDecodeError, pd.errors.EmptyDataError, pd.errors.ParserError) as exc:
-        raise error(f"{path}: {type(exc).__name__} {exc}", "the table of speed", "delete it and run again") from None
-    missing = [name for name in columns if name not in table]
-    if missing:
-        raise error(f"{path}: no column {', '.join(missing)}", "the table of speed", "delete it and run again")
-    return table
-
-
-def _refuse(path, table: pd.DataFrame, wrong: pd.Series, column: str, expected: str) -> None:
-    if wrong.any():
-        row = int(np.flatnonzero(wrong)[0])
-        raise error(f"{path}:{row + 2}: {column} '{table[column].iloc[row]}'", expected, "delete it and run again")
+    return pd.DataFrame(columns=list(columns)) if path is None else read_words(path, columns, "the table of speed")

@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import importlib.util
-import itertools
 import json
 import subprocess
 import sys
 from pathlib import Path
 
-import matplotlib
 import numpy as np
 import pandas as pd
 import pytest
-from matplotlib.collections import PathCollection
-from matplotlib.text import Text
-from matplotlib.transforms import Bbox
+from pictures import ROOT, SCRIPTS, draw, legible_words, markers, module, script, shown_words
 
 from engine.decision import MISS_RULES
 from engine.errors import UserError
 from engine.files import sha256
 from engine.policies import Policy, load_policies
-from evals.figures import COLOURS, POOLED, STYLE, looks, read_table, save
+from evals.figures import COLOURS, POOLED, looks, read_table, save
 
-ROOT = Path(__file__).parents[2]
-SCRIPTS = ROOT / "workflow" / "scripts"
 FIGURES = ("loss_and_misses_by_slots", "loss_by_bundle", "loss_by_mass")
 TEXTS = {"wiki_test": "encyclopaedic", "code_test": "code", "bible_test": "scripture"}
 SLOTS = {"s12": (12.5, 4), "s25": (25.0, 8), "s50": (50.0, 16)}
@@ -114,74 +107,18 @@ def pictures(table_path) -> Path:
     return folder
 
 
-def script(name: str) -> Path:
-    return SCRIPTS / f"plot_{name}.py"
-
-
-def module(path: Path):
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    loaded = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(loaded)
-    return loaded
-
-
-def draw(name: str, table: pd.DataFrame):
-    matplotlib.rcdefaults()
-    matplotlib.rcParams.update(STYLE)
-    return module(script(name)).draw(table)
-
-
 def run(path: Path, *arguments: str | Path, monkeypatch) -> None:
     monkeypatch.setattr(sys, "argv", [path.name, *map(str, arguments)])
     module(path).main()
-
-
-def shown_words(figure) -> list[tuple[str, object]]:
-    """Every text on a picture with its box in pixels; tick labels outside the view are not drawn."""
-    figure.canvas.draw()
-    hidden = set()
-    for ax in figure.axes:
-        for axis in (ax.xaxis, ax.yaxis):
-            low, high = sorted(axis.get_view_interval())
-            slack = 1e-9 * (high - low)
-            ticks = [*axis.get_major_ticks(), *axis.get_minor_ticks()]
-            hidden |= {tick.label1 for tick in ticks if not low - slack <= tick.get_loc() <= high + slack}
-    texts = [t for t in figure.findobj(Text) if t.get_visible() and t.get_text().strip() and t not in hidden]
-    words = []
-    for text in texts:
-        box = Text.get_window_extent(text)
-        lines = text.get_text().split("\n")
-        blank = sum(not line.strip() for line in lines)  # the title's second line is the legend's
-        words.append((text.get_text(), Bbox([[box.x0, box.y0 + box.height * blank / len(lines)], [box.x1, box.y1]])))
-    return words
-
-
-def markers(figure) -> list[tuple[float, float]]:
-    """Data coordinates of every marker; the caps of error bars are not markers."""
-    found = []
-    for ax in figure.axes:
-        for artist in ax.get_children():
-            if isinstance(artist, PathCollection):
-                found += [tuple(xy) for xy in artist.get_offsets().data]
-        for line in ax.lines:
-            if line.get_marker() in ("o", "s", "D", "x"):
-                found += list(zip(*line.get_data(), strict=True))
-    return [(float(x), float(y)) for x, y in found]
 
 
 # ---- figures ---------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", FIGURES)
 def test_csv_holds_the_plotted_points_bytes_repeat_and_no_words_overlap(name, table_path, pictures, tmp_path):
     figure, _ = draw(name, read_table(table_path))
-    words = shown_words(figure)
-    for (one, box), (other, other_box) in itertools.combinations(words, 2):
-        apart = box.x1 < other_box.x0 + 1 or other_box.x1 < box.x0 + 1
-        assert apart or box.y1 < other_box.y0 + 1 or other_box.y1 < box.y0 + 1, (one, other)
-    width, height = figure.canvas.get_width_height()
-    assert all(box.x0 >= 0 and box.y0 >= 0 and box.x1 <= width and box.y1 <= height for _, box in words)
-    every = " ".join(word for word, _ in words)
-    assert "rehearsal" in every and "72 documents, 43,200 scored tokens" in " ".join(every.split())
-    assert "first_choice s12 code_test" in " ".join(every.split())
+    every = legible_words(figure)
+    assert "rehearsal" in every and "72 documents, 43,200 scored tokens" in every
+    assert "first_choice s12 code_test" in every
 
     save(*draw(name, read_table(table_path)), tmp_path / name)
     for suffix in ("csv", "png", "svg"):

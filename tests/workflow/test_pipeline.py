@@ -24,6 +24,7 @@ from engine.log import count, load_log
 VICTIM = "quality_first"
 FAILED_CELL = (8, "bible_test")  # 8 slots are s50
 FIGURES = ("claims_by_documents", "loss_and_misses_by_slots", "loss_by_bundle", "loss_by_mass")
+FIGURES += ("misses_by_slots", "speedup_by_loss", "token_time")
 HOSTS = ("local", *sorted(path.stem for path in (ROOT / "config" / "hosts").glob("*.yaml")))
 TABLES = ("quality.csv", "differences.csv", "bundles.md", "claims_by_documents.csv", "curves.csv", "open_loop.csv")
 TABLES += ("speed.csv", "speed_documents.csv")

@@ -5,6 +5,14 @@ FIGURES = {  # stem of the script: stem of its table
     "loss_and_misses_by_slots": "quality",
     "loss_by_bundle": "quality",
     "loss_by_mass": "quality",
+    "misses_by_slots": "curves",
+    "speedup_by_loss": "speed",
+    "token_time": "speed",
+}
+STYLE = ["evals/checked_tables.py", "evals/figures.py"]
+OF_TABLE = {  # what else reads that table
+    "curves": ["evals/speed_figures.py", "evals/speed_tables.py"],
+    "speed": ["evals/speed_figures.py", "evals/speed_tables.py"],
 }
 FOLDERS = {"local": "results/tables/local", "published": "results/published/tables"}
 # what results/figures shows: this checkout's own run where there is a whole one, else the published one
@@ -29,7 +37,8 @@ wildcard_constraints:
 
 rule plot_figure:
     input:
-        "evals/figures.py",
+        STYLE,
+        lambda wildcards: OF_TABLE.get(FIGURES[wildcards.figure], []),
         script="workflow/scripts/plot_{figure}.py",
         table=lambda wildcards: f"{FOLDERS[wildcards.run]}/{FIGURES[wildcards.figure]}.csv",
     output:

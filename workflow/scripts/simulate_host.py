@@ -51,28 +51,28 @@ def main() -> None:
     record = {"schema": "simulation-1", "model": a.model, "instrument": "simulator", "cells": []}
     record |= {"rows": {p.id: row_of(p) for p in policies}, "host": {"id": Path(a.host).stem, "status": "absent"}}
     try:
-        host, geometry = read_host(a.host), read_geometry(a)
+        host = read_host(a.host)
     except UserError as exc:
         record["reason"] = " ".join(str(exc).split())
-        print(f"{a.model} on {Path(a.host).stem} is not timed: {record['reason']}", flush=True)
+        print(f"{a.model} is not timed on {Path(a.host).stem}: {record['reason']}", flush=True)
     else:
-        files = [open_trace(path) for path in sorted(Path(a.traces).glob("*.safetensors"))]
-        sizes = {"experts": geometry.experts, "layers": geometry.layers, "top_k": geometry.top_k}
-        for file in files:
-            file.check_model(model_hash=model_hash(a.model_dir), **sizes)
+        geometry = read_geometry(a)
+        traces = [load(open_trace(path)) for path in sorted(Path(a.traces).glob("*.safetensors"))]
+        for trace in traces:
+            trace.check_model(model_hash=model_hash(a.model_dir))
 
         def keep(name: str, found: dict[str, np.ndarray]) -> None:
             arrays.update({f"{name}/{part}": array for part, array in found.items()})
 
         links, _ = offload_links(host)
-        total = len(links) * len(policies) * len(slot_percents) * sum(file.tokens for file in files)
+        total = len(links) * len(policies) * len(slot_percents) * sum(trace.tokens for trace in traces)
         progress = Progress(f"simulate {a.model} on {host.id}", total)
-        traces = [load(file) for file in files]
         record["cells"] = simulate_cells(
             host, geometry, traces, policies, slot_percents, demand, keep=keep, progress=progress.advance
         )
         record["host"] = {"id": host.id, "status": host.status, "fingerprint": host.fingerprint, "quick": host.quick}
-        record["geometry"] = dataclasses.asdict(geometry) | {"width": a.width, "expert_width": a.expert_width}
+        sizes = {} if isinstance(geometry, UserError) else dataclasses.asdict(geometry)
+        record["geometry"] = sizes | {"width": a.width, "expert_width": a.expert_width, "dtype": a.dtype}
     with atomic(a.out_times) as temporary:
         save_file(arrays or {"none": np.zeros(0, np.float32)}, temporary)
     record |= {"provenance": provenance(host_sha256=sha256(a.host)), "times_sha256": sha256(a.out_times)}
@@ -90,7 +90,8 @@ def read_host(path: str) -> Host:
     return load_host(path)
 
 
-def read_geometry(a: argparse.Namespace) -> Geometry:
+def read_geometry(a: argparse.Namespace) -> Geometry | UserError:
+    """What the model weighs, inflated; the error where its family or the sizes do not allow it: its cells fail then."""
     path = Path(a.model_dir) / "config.json"
     if path.is_file():
         config = json.loads(path.read_text(encoding="utf-8"))
@@ -98,7 +99,10 @@ def read_geometry(a: argparse.Namespace) -> Geometry:
         from transformers import AutoConfig  # a hub id
 
         config = AutoConfig.from_pretrained(a.model_dir, revision=a.revision).to_dict()
-    return Geometry.of_config(config, width=a.width, expert_width=a.expert_width, dtype=a.dtype)
+    try:
+        return Geometry.of_config(config, width=a.width, expert_width=a.expert_width, dtype=a.dtype)
+    except UserError as exc:
+        return exc
 
 
 def row_of(policy: Policy) -> dict:

@@ -94,7 +94,7 @@ class OneLink:
             "host_status": record["host"]["status"],
             "instrument": record["instrument"],
             "level": options["level"],
-            **{name: record["geometry"][name] for name in ("expert_bytes", "width", "expert_width", "dtype")},
+            **{name: record["geometry"].get(name) for name in ("expert_bytes", "width", "expert_width", "dtype")},
         }
 
     def rows(self, progress: Progress) -> list[dict]:
