@@ -20,13 +20,13 @@ from engine.errors import error
 TODO = "delete it and run again"
 
 
-def read_words(path: str | Path, columns: Iterable[str], what: str) -> pd.DataFrame:
-    """A CSV with every cell a word. UserError: not there, not a table, no rows, one of the columns is missing."""
+def read_words(path: str | Path, columns: Iterable[str], what: str, *, rows: bool = True) -> pd.DataFrame:
+    """A CSV with every cell a word. UserError: not there, not a table, no rows (where `rows`), a column is missing."""
     try:
         table = pd.read_csv(path, dtype=str, keep_default_na=False, encoding="utf-8")
     except (OSError, UnicodeDecodeError, pd.errors.EmptyDataError, pd.errors.ParserError) as exc:
         raise error(f"{path}: {type(exc).__name__} {exc}", what, TODO) from None
-    if table.empty:
+    if table.empty and rows:
         raise error(f"{path}: no rows", what, TODO)
     need_columns(path, table, columns, what)
     return table

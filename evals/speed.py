@@ -49,4 +49,6 @@ def read_documents(path: str | Path | None) -> pd.DataFrame:
 
 def _read(path: str | Path | None, columns: tuple[str, ...]) -> pd.DataFrame:
     """A table of words with at least these columns; empty where no path is given."""
-    return pd.DataFrame(columns=list(columns)) if path is None else read_words(path, columns, "the table of speed")
+    if path is None:
+        return pd.DataFrame(columns=list(columns))
+    return read_words(path, columns, "the table of speed", rows=False)
