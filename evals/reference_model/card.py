@@ -60,6 +60,7 @@ def gather(run: Run, texts: Path, log: list[dict], packed: Path, packed_loss: di
         "tokens_seen_by_topic": seen,
         "rounds_by_topic": {t: round(seen[t] / data["topics"][t]["tokens"], 2) for t in seen},
         "decay": {"from_step": decay_from, "steps": decay_steps},
+        "settle": {"from_step": decay_from + decay_steps, "steps": run.whole() - decay_from - decay_steps},
         "steps": run.optimiser.count,
         "training_s": round(training_seconds(log)),
         "threads": run.settings.threads,
@@ -132,6 +133,13 @@ def markdown(facts: dict) -> str:
         ],
     )
     written = "\n\n".join(f"{topic}:\n\n```\n{text.strip()}\n```" for topic, text in facts["samples"].items())
+    settling = ""
+    if steps := facts["settle"]["steps"]:
+        schedule = recipe["schedule"]
+        settling = (
+            f", and {schedule['settle_balance']:g} over the last {steps:,} steps, whose rates fall from "
+            f"{schedule['settle_factor']:g} of the highest to zero"
+        )
     kind = "softmax weights renormalised over the chosen" if shape["norm_topk_prob"] else "softmax weights as they are"
     return f"""---
 license: {licence}
@@ -185,7 +193,8 @@ seed {recipe["seed"]}, {facts["training_s"] / 3600:.1f} hours in steps on {facts
 {rates["muon_decay"]}) on attention and expert matrices; AdamW (rate {rates["adam"]}, betas {rates["adam_beta1"]} and
 {rates["adam_beta2"]}, weight decay {rates["adam_decay"]}, gradient norm at most {rates["clip"]}) on embedding, router
 and norms; warm-up {recipe["schedule"]["warmup"]} steps, stable, linear decay over {facts["decay"]["steps"]:,} steps
-from step {facts["decay"]["from_step"]:,}; load-balance loss {recipe["balance"]}; attention stays inside a document.
+from step {facts["decay"]["from_step"]:,}; load-balance loss {recipe["balance"]}{settling}; attention stays inside a
+document.
 Recipe {facts["recipe_sha256"][:16]}, torch {facts["torch"]}. Retrain:
 `snakemake --cores 2 results/reference_model/{facts["id"]}`.
 

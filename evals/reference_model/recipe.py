@@ -16,9 +16,18 @@ from evals.reference_model.optimiser import Rates
 
 @dataclass(frozen=True)
 class Schedule:
+    """Linear warm-up, stable, linear decay to zero; then, where wanted, `settle_tokens` at another load-balance weight.
+
+    Settling lets experts be chosen as unevenly as the text wants them: a model trained evenly to the end misses more
+    than the fitness gate allows. Its rates fall linearly from `settle_factor` to zero.
+    """
+
     warmup: int
     stable_tokens: int
     decay_tokens: int
+    settle_tokens: int = 0
+    settle_factor: float = 0.0
+    settle_balance: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -57,6 +66,9 @@ class Recipe:
 
     def decay_start(self) -> int:
         return self.schedule.stable_tokens // self.step_tokens
+
+    def settle_steps(self) -> int:
+        return self.schedule.settle_tokens // self.step_tokens
 
     def digest(self) -> str:
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()

@@ -66,6 +66,9 @@ class Run:
         """One step; its loss, balance loss and gradient norm."""
         r = self.recipe
         factor = schedule(self.optimiser.count, r.schedule.warmup, *self.decay())
+        if self.optimiser.count >= sum(self.decay()):
+            self.step.balance = r.schedule.settle_balance
+            factor = r.schedule.settle_factor * schedule(self.optimiser.count, 0, sum(self.decay()), r.settle_steps())
         if r.decay_shares and self.optimiser.count >= self.decay()[0]:
             self.batches.begin_decay()
         loss, balance = self.step.loss_and_gradients(self.batches.next(r.batch))
@@ -91,8 +94,12 @@ class Run:
         self.batches.before = before and dict.fromkeys(self.batches.topics, 0) | before
 
     def last_step(self) -> int:
-        natural, stop = sum(self.decay()), self.settings.stop_step
+        natural, stop = self.whole(), self.settings.stop_step
         return natural if stop is None else min(natural, stop)
+
+    def whole(self) -> int:
+        """Steps of the whole run; a branch ends with its decay."""
+        return sum(self.decay()) + (self.recipe.settle_steps() if self.settings.decay_from is None else 0)
 
 
 def inherit_log(source: Path, folder: Path) -> None:
@@ -141,7 +148,7 @@ def train(run: Run, folder: Path) -> bool:
             run.save(folder)
             saved = time.monotonic()
     run.save(folder)
-    finished = run.optimiser.count >= sum(run.decay())
+    finished = run.optimiser.count >= run.whole()
     write(event="end" if finished else "stopped")
     log.close()
     return finished

@@ -99,9 +99,9 @@ def test_attention_stays_inside_documents():
         assert np.abs(ours - expected.numpy()).max() < 1e-5
 
 
-def tiny_run(threads=1, decay_shares=None, **settings):
+def tiny_run(threads=1, decay_shares=None, settle=(), **settings):
     recipe = Recipe(
-        id="tiny", seed=5, shape=TINY, rates=Rates(), schedule=Schedule(3, 96 * 2 * 8, 96 * 2 * 4),
+        id="tiny", seed=5, shape=TINY, rates=Rates(), schedule=Schedule(3, 96 * 2 * 8, 96 * 2 * 4, *settle),
         shares={"a": 0.7, "b": 0.3}, join={}, balance=0.01, batch=2, licence="MIT",
         decay_shares=decay_shares,
     )  # fmt: skip
@@ -172,6 +172,18 @@ def test_batches_keep_shares_and_resume():
     again = tiny_run()
     again.batches.dealt = {"a": 21, "b": 9}
     assert all(np.array_equal(again.batches.next(2), one) for one in first[15:])
+
+
+def test_law_settling_begins_after_the_decay_with_its_own_rate_and_balance(tmp_path):
+    run = tiny_run(settle=(96 * 2 * 4, 0.5, 0.001))
+    found = []
+    while run.optimiser.count < run.last_step():
+        found.append((run.advance()["factor"], run.step.balance))
+    assert [factor for factor, _ in found[:3]] == pytest.approx([1 / 3, 2 / 3, 1])
+    assert [factor for factor, _ in found[8:]] == pytest.approx([0.8, 0.6, 0.4, 0.2, 0.4, 0.3, 0.2, 0.1])
+    assert [balance for _, balance in found] == [0.01] * 12 + [0.001] * 4
+    branch = tiny_run(settle=(96 * 2 * 4, 0.5, 0.001), decay_from=8, decay_steps=2)
+    assert branch.last_step() == 10
 
 
 LATE = {"a": 0.5, "0": 0.5}  # the new topic sorts first: it must not change the order of the others

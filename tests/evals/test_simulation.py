@@ -15,7 +15,7 @@ from engine.residency import Demand
 from engine.simulator import simulate
 from engine.timing import Timing
 from engine.trace import RouterTrace
-from engine.trace_file import documents_of, open_trace, save_trace
+from engine.trace_file import open_trace, save_trace
 from evals.simulation import Loaded, delay_of, load, simulate_cells
 
 ROOT = Path(__file__).parents[2]
@@ -36,7 +36,7 @@ def path(tmp_path_factory) -> Path:
     weights = np.exp(picked) / np.exp(picked).sum(axis=-1, keepdims=True)
     file = tmp_path_factory.mktemp("trace") / "story.safetensors"
     trace = RouterTrace(chosen, weights.astype(np.float32), picked, experts=EXPERTS, scores=scores)
-    save_trace(file, trace, documents_of([("a", 100), ("b", 200)]), FACTS)
+    save_trace(file, trace, [("a", 0, 100), ("b", 100, 200)], FACTS)
     return file
 
 
