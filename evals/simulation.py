@@ -16,7 +16,7 @@ import numpy as np
 from engine.errors import UserError
 from engine.geometry import Geometry
 from engine.host_times import Host
-from engine.policies import Policy
+from engine.policies import COLUMNS, Policy, parse_row
 from engine.residency import Demand, check_slots, slots_from_percent
 from engine.simulator import simulate
 from engine.timing import Timing, limit_bytes_per_s, offload_links
@@ -24,6 +24,7 @@ from engine.trace import RouterTrace
 from engine.trace_file import TraceFile
 from evals.quality import CELL_FAILURES
 
+HALF_LIFE_TOKENS = "128"  # as in the sheet's baseline
 IN_MEMORY_BYTES = 1 << 30  # a trace up to this size is read once for all cells, a larger one in chunks for each
 
 
@@ -77,7 +78,7 @@ def simulate_cells(
     traces: Sequence[TraceFile | Loaded],
     policies: Sequence[Policy],
     slot_percents: dict[str, float],
-    demand: Demand,
+    demand: Demand | None,
     *,
     keep: Callable[[str, dict[str, np.ndarray]], None],
     progress: Callable[[int], None] = lambda tokens: None,
@@ -136,3 +137,10 @@ def delay_of(delays: np.ndarray) -> int:
     """
     median = float(np.median(delays)) if len(delays) else 1.0
     return 1 << max(0, int(np.ceil(np.log2(max(median, 1.0)))))
+
+
+def fetching_policy(eviction: str) -> Policy:
+    """A policy that always fetches under this eviction, its other settings those of the baseline."""
+    cells = {column: "-" for column in COLUMNS} | {"id": eviction, "miss_rule": "fetch", "eviction": eviction}
+    cells |= {"half_life_tokens": HALF_LIFE_TOKENS} if eviction == "lfu_decay" else {}
+    return parse_row(cells | ({"seed": "0"} if eviction == "random" else {}), eviction)

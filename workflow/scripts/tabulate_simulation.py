@@ -13,13 +13,13 @@ from engine.decision import EVICTIONS
 from engine.errors import main_guard
 from engine.files import atomic
 from engine.log import load_log
-from engine.policies import COLUMNS, find_policy, load_policies, parse_row
+from engine.policies import find_policy, load_policies
 from engine.simulator import decide, miss_curves, open_loop_error
 from engine.trace_file import open_trace
 from evals.jobs import Progress
 from evals.quality import load_demand
 from evals.records import is_rehearsal, load_scored
-from evals.simulation import load, text_of
+from evals.simulation import fetching_policy, load, text_of
 
 BUDGETS_PERCENT = (6.25, 9.375, 12.5, 18.75, 25, 37.5, 50, 62.5, 75, 87.5, 100)
 SHOWN = ("miss_rate", "substituted_share", "substituted_mass", "loads")
@@ -51,7 +51,7 @@ def model_curves(model: str, traces, demand, rehearsal: bool) -> list[dict]:
     """Over all texts, each from the warm start."""
     experts, top_k = traces[0].experts, traces[0].top_k
     budgets = sorted({slots for p in BUDGETS_PERCENT if (slots := int(experts * p / 100)) >= top_k})
-    policies = [parse_row(cells_of(eviction), eviction) for eviction in EVICTIONS]
+    policies = [fetching_policy(eviction) for eviction in EVICTIONS]
     progress = Progress(f"miss rates of {model}", sum(t.tokens for t in traces) * len(policies) * len(budgets))
     found: dict[tuple[str, int], list[dict]] = {}
     for trace in traces:
@@ -72,13 +72,6 @@ def model_curves(model: str, traces, demand, rehearsal: bool) -> list[dict]:
         }
         for (eviction, slots), rows in found.items()
     ]
-
-
-def cells_of(eviction: str) -> dict[str, str]:
-    """A row of the sheet that always fetches under this eviction."""
-    cells = {column: "-" for column in COLUMNS} | {"id": eviction, "miss_rule": "fetch", "eviction": eviction}
-    cells |= {"half_life_tokens": "128"} if eviction == "lfu_decay" else {}
-    return cells | ({"seed": "0"} if eviction == "random" else {})
 
 
 def model_errors(model: str, records: list[dict], traces, demand, sheet, delay: int, decisions: Path) -> list[dict]:
