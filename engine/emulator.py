@@ -88,9 +88,9 @@ class Emulator(PhasedHandler):
         groups = self._rows_of_lanes(len(call.hidden))
         prefill = self._phase.kind == "prefill"
         index = call.index.cpu().numpy()  # [T, K]
-        weights = call.weights.float().cpu().numpy()
-        scores = call.scores.cpu().numpy()
-        logits = scores if call.logits is call.scores else call.logits.cpu().numpy()
+        weights = call.weights.detach().float().cpu().numpy()
+        scores = call.scores.detach().cpu().numpy()
+        logits = scores if call.logits is call.scores else call.logits.detach().cpu().numpy()
         new_index, new_weights = index.copy(), weights.copy()
         for lane, rows in groups:
             decided, moves = self.residency.decide(

@@ -34,7 +34,7 @@ from engine.timing import Timing
 if TYPE_CHECKING:
     from engine.trace import RouterTrace
 
-CHUNK_TOKENS = 2048
+CHUNK_BYTES = 1 << 26  # of scores of one chunk, as far as it is not given in tokens
 
 
 class Trace(Protocol):
@@ -44,7 +44,7 @@ class Trace(Protocol):
     top_k: int
     sigmoid: bool  # the model's score rule
 
-    def chunks(self, tokens: int = CHUNK_TOKENS) -> Iterator[RouterTrace]: ...
+    def chunks(self, tokens: int = 2048) -> Iterator[RouterTrace]: ...
 
 
 # ---- what a simulation finds ----------------------------------------------------------------------------------------
@@ -128,7 +128,7 @@ def simulate(
     *,
     demand: Demand | None = None,
     keep_log: bool = False,
-    chunk_tokens: int = CHUNK_TOKENS,
+    chunk_tokens: int | None = None,
 ) -> Simulation:
     """A policy over a trace with timing.slots slots a layer, background loads completing by the clock.
 
@@ -189,7 +189,7 @@ def decide(
     slots: int,
     demand: Demand | None = None,
     delay: int = 1,
-    chunk_tokens: int = CHUNK_TOKENS,
+    chunk_tokens: int | None = None,
 ) -> DecisionLog:
     """The decisions alone, background loads completing after `delay` tokens (1 is `next_step`): the agreement mode.
 
@@ -214,7 +214,7 @@ def miss_curves(
     *,
     demand: Demand | None = None,
     delay: int = 1,
-    chunk_tokens: int = CHUNK_TOKENS,
+    chunk_tokens: int | None = None,
 ) -> list[dict]:
     """A row for every policy and slot budget, from one read of the trace (belady: and one of `chosen` before it).
 
@@ -309,10 +309,10 @@ def _times(timing: Timing) -> Times:
     return Times(*(np.array(v, np.float64) if isinstance(v, tuple) else float(v) for v in values))
 
 
-def _parts(trace: Trace, tokens: int) -> Iterator[RouterTrace]:
+def _parts(trace: Trace, tokens: int | None) -> Iterator[RouterTrace]:
     if trace.tokens < 1:
         raise error("a trace of no tokens", "1 or more", "record a longer text")
-    return trace.chunks(tokens)
+    return trace.chunks(tokens or max(1, CHUNK_BYTES // (4 * trace.layers * trace.experts)))
 
 
 def _arguments(part: RouterTrace, policy: Policy) -> dict:
@@ -325,7 +325,7 @@ def _arguments(part: RouterTrace, policy: Policy) -> dict:
 
 # ---- the future, for belady -----------------------------------------------------------------------------------------
 @contextmanager
-def _futures(trace: Trace, wanted: bool, tokens: int):
+def _futures(trace: Trace, wanted: bool, tokens: int | None):
     """(first demands [L, E], then for every part the next demand of every demand, [t, K] a layer), or (None, Nones).
 
     One pass copies `chosen` into a temporary file, a second goes back over it and turns it into next demands.

@@ -14,7 +14,9 @@ is another question (evals/standing.py).
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 
@@ -63,13 +65,16 @@ def find_row(
     scored: dict[str, dict[str, Scored]],
     speed: Speed,
     slots: str | None = None,
+    refused: Mapping[str, str] = MappingProxyType({}),
 ) -> list[Finding]:
-    """Every part on every model of the rules and of the run. slots: another budget than the one that decides.
+    """Every part on every model of the rules and of the run.
+
+    slots: another budget than the one that decides. refused: models that their fitness gate refused, with the reason.
 
     UserError: a row that is not declared `not_run` has a measure that nothing here computes.
     """
     models = list(dict.fromkeys([*rules.models, *scored]))
-    return [find(row, part, model, rules, scored, speed, slots) for model in models for part in row.parts]
+    return [find(row, part, model, rules, scored, speed, slots, refused) for model in models for part in row.parts]
 
 
 def find(
@@ -80,6 +85,7 @@ def find(
     scored: dict[str, dict[str, Scored]],
     speed: Speed,
     slots: str | None = None,
+    refused: Mapping[str, str] = MappingProxyType({}),
 ) -> Finding:
     slots, bare = slots or rules.slots, Finding(row, part, model, slots or rules.slots)
     declared = row.not_run or part.not_run
@@ -91,6 +97,8 @@ def find(
             "a measure of evals/ledger_measures.py, or `not_run` with a reason",
             nearest(part.measure, MEASURES),
         )
+    if model in refused:
+        return _without(bare, refused[model])
     if model not in scored:
         return _without(bare, f"{model} was not run")
     percent = _percent(scored[model], slots)

@@ -39,6 +39,14 @@ def read_record(path: str | Path, *keys: str) -> dict:
     return record
 
 
+def load_arrays(path: str | Path) -> dict[str, np.ndarray]:
+    """A file of arrays that the pipeline wrote, whole."""
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as exc:
+        raise error(f"{path}: {exc}", "a whole file of arrays", "delete it and run again") from None
+
+
 def is_rehearsal(record: dict) -> bool:
     return 0 < record["expert_bytes"] < REHEARSAL_BYTES
 
@@ -49,9 +57,6 @@ def load_scored(paths: list[str]) -> dict[str, dict[str, Scored]]:
     for path in map(Path, paths):
         record = read_record(path, "clusters", "expert_bytes")
         losses = path.parents[3] / "losses" / record["model"] / f"{record['policy']}.safetensors"
-        try:
-            arrays = load_file(losses)
-        except (OSError, SafetensorError) as exc:
-            raise error(f"{losses}: {exc}", "the losses of that record", "delete it and run again") from None
+        arrays = load_arrays(losses)
         found.setdefault(record["model"], {})[record["policy"]] = Scored(record, arrays)
     return found

@@ -19,6 +19,7 @@ import yaml
 
 from engine.errors import error, nearest
 from engine.host import load_hosts
+from engine.host_facts import fingerprint
 from engine.policies import BASELINE, ID, Policy, load_policies
 from engine.residency import slots_from_percent
 from evals.corpora import available, row_of, table
@@ -142,10 +143,13 @@ def check(config: object, where: str | Mapping[str, str] = "config/config.yaml")
 
 
 def find_hosts(folder: str, where: str) -> dict[str, Path]:
-    """Every profile of the folder, checked, and this machine's own."""
+    """Every profile of the folder, checked, and this machine's own, unless one of them is."""
     if LOCAL in (hosts := load_hosts(folder)):
         raise error(f"{where}: {folder}/{LOCAL}.yaml", f"another id: {LOCAL} is probed by the run", "rename it")
-    return {LOCAL: Path("results/hosts") / f"{LOCAL}.yaml"} | {name: Path(folder) / f"{name}.yaml" for name in hosts}
+    profiles = {name: Path(folder) / f"{name}.yaml" for name in hosts}
+    if fingerprint() in {host.fingerprint for host in hosts.values()}:
+        return profiles
+    return {LOCAL: Path("results/hosts") / f"{LOCAL}.yaml"} | profiles
 
 
 def usable_cores() -> int:

@@ -121,7 +121,11 @@ def simulate_cells(
                             "delays": found.delays,
                         }
                         keep(f"{link.name}/{policy.id}/{slots_id}/{name}", arrays)
-                        row = found.summary() | row | {"status": "ok", "limit_token_s": float(limit.mean())}
+                        row = (
+                            found.summary()
+                            | row
+                            | {"status": "ok", "limit_token_s": float(limit[1:].mean() if len(limit) > 1 else limit[0])}
+                        )
                     except CELL_FAILURES as exc:
                         row |= {"status": "failed", "reason": f"{type(exc).__name__}: {' '.join(str(exc).split())}"}
                     row["wall_s"] = round(time.perf_counter() - started, 3)

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pandas as pd
 
-from evals.checked_tables import read_words, refuse, to_numbers
+from evals.checked_tables import add_columns, read_words, refuse, to_numbers
 
 WORDS = ("model", "policy", "slots", "host", "host_status", "link", "link_status", "text", "status", "reason")
 NUMBERS = ("tokens", "token_s_mean", "speedup", "speedup_low", "speedup_high")
+LOSS = ("delta_percent", "delta_percent_low", "delta_percent_high")  # of the decisions that were timed; may be empty
 NEEDED = ("tokens", "token_s_mean")  # of a row with status ok
 KEY = ["model", "policy", "slots", "host", "link", "text"]
 DOCUMENT_WORDS, DOCUMENT_NUMBERS = (*KEY, "document"), ("tokens", "time_s")
@@ -30,6 +31,9 @@ def read_speed(path: str | Path | None) -> pd.DataFrame:
     ok = table["status"] == "ok"
     refuse(path, table, ~table["status"].isin(["ok", "failed"]), "status", "ok or failed")
     refuse(path, table, table.duplicated(KEY), "text", "one row a (model, policy, slots, host, link, text)")
+    add_columns(table, LOSS)
+    for name in LOSS:
+        to_numbers(path, table, name, needed=False)
     for name in NUMBERS:
         to_numbers(path, table, name, needed=ok & (name in NEEDED), low=SMALLEST)
     return table

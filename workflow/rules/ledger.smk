@@ -11,6 +11,7 @@ rule tabulate_claims:
         preregistration="config/preregistration.yaml",
         speed=SPEED,
         documents="results/tables/local/speed_documents.csv",
+        gates=expand("results/gate/{model}.json", model=MODELS),
         records=RECORDS,
         losses=LOSSES,
     output:
@@ -21,7 +22,7 @@ rule tabulate_claims:
         "results/logs/tabulate_claims.log",
     shell:
         "python {input.script} --preregistration {input.preregistration} --records {input.records}"
-        " --speed {input.speed} --speed-documents {input.documents} --out {output.table} --out-page {output.page} --out-documents {output.documents}"
+        " --speed {input.speed} --speed-documents {input.documents} --gates {input.gates} --out {output.table} --out-page {output.page} --out-documents {output.documents}"
         " 2>&1 | tee {log}"
 
 

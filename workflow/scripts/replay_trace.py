@@ -100,8 +100,9 @@ def geometry(a: argparse.Namespace, trace: TraceFile) -> Geometry:
             config = json.loads(Path(a.config).read_text(encoding="utf-8"))
         except (OSError, ValueError) as exc:
             raise error(f"{a.config}: {exc}", "the model's config.json", "check the path") from None
-        trace.check_model(experts=config.get("num_experts"), top_k=config.get("num_experts_per_tok"))
-        return Geometry.of_config(config, dtype=a.dtype)
+        found = Geometry.of_config(config, dtype=a.dtype)
+        trace.check_model(experts=found.experts, top_k=found.top_k, layers=found.layers)
+        return found
     missing = [name for name in ("expert_bytes", "dense_bytes", "head_bytes") if name not in given]
     if missing or min(given.values(), default=0) < 0:
         found = f"no --{missing[0].replace('_', '-')}" if missing else f"a size of {min(given.values())}"

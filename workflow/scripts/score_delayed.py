@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 
 import numpy as np
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import save_file
 
 from engine.errors import main_guard
 from engine.files import atomic, write_json
@@ -17,6 +17,7 @@ from engine.policies import find_policy, load_policies
 from evals.jobs import Progress, load_model, load_texts, load_tokenizer, model_hash, provenance
 from evals.perplexity import context_of
 from evals.quality import CELL_FAILURES, emulate, load_demand
+from evals.records import load_arrays
 from evals.simulation import delay_of
 
 
@@ -71,7 +72,7 @@ def main() -> None:
 def delays(path: str) -> set[tuple[int, str, str, int]]:
     """(delay, policy, slots, slots a layer) of every background policy of a simulation, over all its texts."""
     record = json.loads(Path(path).read_text(encoding="utf-8"))
-    times = load_file(Path(path).with_suffix(".safetensors"))
+    times = load_arrays(Path(path).with_suffix(".safetensors"))
     found: dict[tuple, list[np.ndarray]] = {}
     for cell in record["cells"]:
         if cell["status"] == "ok" and record["rows"][cell["policy"]]["beta"] is not None:

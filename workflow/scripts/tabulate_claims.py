@@ -9,7 +9,9 @@ python workflow/scripts/tabulate_claims.py --records results/quality/*/*/perplex
 """
 
 import argparse
+import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -42,21 +44,23 @@ def main() -> None:
     parser.add_argument("--records", nargs="+", required=True, help="results/quality/<model>/<policy>/perplexity.json")
     parser.add_argument("--speed", help="speed.csv; without it every timing is `not run`")
     parser.add_argument("--speed-documents", help="seconds by document; without it texts are the units of times")
+    parser.add_argument("--gates", nargs="*", default=[], help="results/gate/<model>.json: who is fit to decide claims")
     parser.add_argument("--out", required=True, help="claims.csv")
     parser.add_argument("--out-page", required=True, help="claims.md")
     parser.add_argument("--out-documents", required=True, help="the estimates against the number of documents")
     a = parser.parse_args()
     rules, scored = load(a.preregistration), load_scored(a.records)
     speed = Speed(read_speed(a.speed), read_documents(a.speed_documents))
+    refused = refusals(a.gates)
     run, named = of_run(a.preregistration), dict.fromkeys([*rules.models, *scored])
     standings = {model: of_model(scored.get(model), rules, run) for model in named}
     standings[ALL_MODELS] = of_all(standings, rules)
     progress = Progress("ledger", len(rules.rows), "claims")
     claims, by_documents = [], []
     for row in rules.rows.values():
-        judged = judge(find_row(row, rules, scored, speed), rules)
+        judged = judge(find_row(row, rules, scored, speed, refused=refused), rules)
         claims += [finish(line, rules, scored, standings) for line in row_lines(row, judged, rules)]
-        claims += [finish(line, rules, scored, standings) for line in other_budgets(row, rules, scored, speed)]
+        claims += [finish(line, rules, scored, standings) for line in other_budgets(row, rules, scored, speed, refused)]
         by_documents += [point for one in judged for point in documents_lines(one.finding, rules, scored)]
         progress.advance()
     table = pd.DataFrame(claims, columns=COLUMNS)
@@ -65,6 +69,17 @@ def main() -> None:
         with atomic(path) as temporary:
             frame.to_csv(temporary, index=False, float_format="%.8g", lineterminator="\n")
     write_text(a.out_page, page(table, rules))
+
+
+def refusals(paths: list[str]) -> dict[str, str]:
+    """Models that their gate refused, and by which checks."""
+    records = [json.loads(Path(path).read_text(encoding="utf-8")) for path in paths]
+    return {
+        record["model"]: f"{record['model']} is refused by its fitness gate: "
+        + "; ".join(check["name"] for check in record["checks"] if not check["passed"])
+        for record in records
+        if not record["fit"]
+    }
 
 
 # ---- standing --------------------------------------------------------------------------------------------------------
@@ -104,7 +119,7 @@ def row_lines(row: Row, judged: list[Judged], rules: Preregistration) -> list[di
     return lines
 
 
-def other_budgets(row: Row, rules: Preregistration, scored, speed: Speed) -> list[dict]:
+def other_budgets(row: Row, rules: Preregistration, scored, speed: Speed, refused: dict[str, str]) -> list[dict]:
     """The same numbers at the slot budgets that do not decide: shown, without a verdict."""
     budgets = {
         cell["slots"]
@@ -115,7 +130,7 @@ def other_budgets(row: Row, rules: Preregistration, scored, speed: Speed) -> lis
     }
     lines = []
     for slots in sorted(budgets) if not row.not_run else []:
-        for finding in find_row(row, rules, scored, speed, slots):
+        for finding in find_row(row, rules, scored, speed, slots, refused):
             if finding.interval is not None:
                 lines.append(part_line(Judged(finding)) | {"role": "shown"})
     return lines

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from safetensors.numpy import load_file
 
 from engine.errors import error, main_guard
 from engine.files import atomic, write_text
@@ -19,7 +18,7 @@ from engine.policies import BASELINE
 from evals.jobs import Progress
 from evals.perplexity import perplexity
 from evals.quality import paired_interval, share_of_events_that_differ
-from evals.records import is_rehearsal, read_record
+from evals.records import is_rehearsal, load_arrays, read_record
 from evals.stats import holm, percent_change
 
 COUNTS = [
@@ -70,7 +69,7 @@ def model_rows(own: dict[str, tuple[dict, Path]], options: dict, progress: Progr
     if BASELINE not in own:
         raise error(f"no record of {BASELINE}", "the baseline among the records", "score it")
     losses = {
-        policy: load_file(root / "losses" / record["model"] / f"{policy}.safetensors")
+        policy: load_arrays(root / "losses" / record["model"] / f"{policy}.safetensors")
         for policy, (record, root) in own.items()
     }
     clusters = own[BASELINE][0]["clusters"]

@@ -1,8 +1,8 @@
 """From simulated times to tables: speed.csv, a row a (model, policy, slots, host, link, text), and seconds by document.
 
 Times are the simulator's: modelled. Speedup joins on (host, link, model, slots, text): mean time a token of the
-baseline over the policy's, its interval over clusters of documents as that of every difference (the ratio linearised
-at its estimate). Quality is the emulator's, at the delay that the simulator found for background loads (rounded up to
+baseline over the policy's, its interval over clusters of documents as that of every difference (of its logarithm,
+linearised at the estimate). Quality is the emulator's, at the delay that the simulator found for background loads (rounded up to
 a power of two, `delay_tokens`). Rows over all texts pool their tokens.
 """
 
@@ -12,14 +12,13 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from safetensors.numpy import load_file
 
 from engine.errors import main_guard
 from engine.files import atomic
 from engine.policies import BASELINE
 from evals.jobs import Progress
 from evals.quality import paired_interval
-from evals.records import is_rehearsal, load_scored
+from evals.records import is_rehearsal, load_arrays, load_scored
 from evals.simulation import delay_of
 from evals.stats import percent_change
 
@@ -67,12 +66,12 @@ def main() -> None:
 
 def read_simulation(path: str) -> tuple[dict, dict[str, np.ndarray]]:
     record = json.loads(Path(path).read_text(encoding="utf-8"))
-    return record, load_file(Path(path).with_suffix(".safetensors"))
+    return record, load_arrays(Path(path).with_suffix(".safetensors"))
 
 
 def read_delayed(path: str) -> dict:
     record = json.loads(Path(path).read_text(encoding="utf-8"))
-    return record | {"losses": load_file(Path(path).with_suffix(".safetensors"))}
+    return record | {"losses": load_arrays(Path(path).with_suffix(".safetensors"))}
 
 
 # ---- one link of one host under one model ----------------------------------------------------------------------------
@@ -161,13 +160,14 @@ class OneLink:
         parts = []
         for cell in cells:
             own, base = self.joined([cell], "token_s"), self.joined([cell], "token_s", BASELINE)
-            parts.append((cell["topic"], self.clusters[cell["text"]], base / mean, own * (ratio / mean)))
+            parts.append((cell["topic"], self.clusters[cell["text"]], base / (ratio * mean), own / mean))
         if cells[0]["policy"] == BASELINE:
             return {"speedup": 1.0, "speedup_low": 1.0, "speedup_high": 1.0}
         found = paired_interval(parts, **self.options)
         if found.low is None:
             return {"speedup": ratio}
-        return {"speedup": ratio, "speedup_low": ratio + found.low, "speedup_high": ratio + found.high}
+        low, high = np.exp(np.clip([found.low, found.high], -50, 50))  # a few documents know next to nothing
+        return {"speedup": ratio, "speedup_low": ratio * low, "speedup_high": ratio * high}
 
     # ---- quality of the same decisions -------------------------------------------------------------------------------
     def delay(self, cells: list[dict]) -> int:

@@ -16,7 +16,7 @@ from engine.files import write_text
 from engine.policies import BASELINE
 from evals.figures import POOLED, REHEARSAL, model_title, ok_rows, read_table
 from evals.preregistration import load
-from evals.speed import read_speed
+from evals.speed import LOSS, read_speed
 
 LIMITS = (0.5, 1.0, 2.0)  # percent of token perplexity
 CLAIRVOYANT = "belady"  # the eviction that knows the future
@@ -60,10 +60,12 @@ def how_to_read(level: str, quality: pd.DataFrame) -> list[str]:
         "Each table answers for one host, link and model: the fastest policy whose output is exactly the model's, and "
         f"the fastest of those that cost at most {limits} % of token perplexity. A policy counts as within a limit "
         f"only where the upper end of its {level} interval is, so a loss that is merely not known well does not pass; "
-        "an exact policy passes every limit. Speed is the mean time a token over all texts, by the simulator; speedup "
-        f"is against {BASELINE} at the same budget on the same host, with its interval. `modelled`: the times of that "
-        "host or link were taken from published figures, not measured. Policies that know the future, and lossy ones "
-        "that replaced nothing in this run, are not recommended.",
+        "an exact policy passes every limit. Every speed is modelled: the mean time a token over all texts, by the "
+        "simulator on the host's constants; speedup "
+        f"is against {BASELINE} at the same budget on the same host, with its interval. Constants are measured by a "
+        "probe, or `modelled`: taken from documents. The loss is that of the decisions that were timed, with "
+        "background loads as late as on that host. Policies that know the future, and lossy ones that replaced nothing "
+        "in this run, are not recommended.",
     ]
     if quality["rehearsal"].any():
         words = "their losses say how the method works, not what a large model loses."
@@ -74,10 +76,18 @@ def how_to_read(level: str, quality: pd.DataFrame) -> list[str]:
 # ---- one host --------------------------------------------------------------------------------------------------------
 def host_lines(rows: pd.DataFrame, quality: pd.DataFrame, slots: str) -> list[str]:
     first = rows.iloc[0]
-    lines = [f"### {first['host']} ({first['host_status']}), {first['link']} ({first['link_status']})", ""]
+    lines = [
+        f"### {first['host']} over {first['link']} (constants: host {first['host_status']}, link {first['link_status']})",
+        "",
+    ]
     for model, own in rows.groupby("model", sort=False):
         title = model_title(quality, model)
-        lines += [f"{title}:", "", "| wanted | policy | tokens a second | speedup | loss |", "|---|---|---|---|---|"]
+        lines += [
+            f"{title}:",
+            "",
+            "| wanted | policy | tokens a second (modelled) | speedup | loss |",
+            "|---|---|---|---|---|",
+        ]
         found = candidates(own, quality[(quality["model"] == model) & (quality["slots"] == slots)])
         lines.append(line("exact output", found[found["lossless"]]))
         lines += [line(f"at most {limit:g} %", found[within(found, limit)]) for limit in LIMITS]
@@ -89,8 +99,9 @@ def candidates(speed: pd.DataFrame, quality: pd.DataFrame) -> pd.DataFrame:
     """Policies with a time and a loss that can be used: the rows of both tables side by side, fastest first."""
     usable = ok_rows(quality, POOLED)
     usable = usable[(usable["eviction"] != CLAIRVOYANT) & ~usable["lossy_without_effect"]]
-    timed = speed[speed["status"] == "ok"][["policy", "token_s_mean", "speedup", "speedup_low", "speedup_high"]]
-    return usable.merge(timed, on="policy").sort_values("token_s_mean", kind="stable")
+    columns = ["policy", "token_s_mean", "speedup", "speedup_low", "speedup_high", *LOSS]
+    timed = speed[speed["status"] == "ok"][columns]
+    return usable.drop(columns=list(LOSS)).merge(timed, on="policy").sort_values("token_s_mean", kind="stable")
 
 
 def within(found: pd.DataFrame, limit: float) -> pd.Series:
