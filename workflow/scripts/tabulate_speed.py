@@ -2,8 +2,8 @@
 
 Times are the simulator's: modelled. Speedup joins on (host, link, model, slots, text): mean time a token of the
 baseline over the policy's, its interval over clusters of documents as that of every difference (of its logarithm,
-linearised at the estimate). Quality is the emulator's, at the delay that the simulator found for background loads (rounded up to
-a power of two, `delay_tokens`). Rows over all texts pool their tokens.
+linearised at the estimate). Quality is the emulator's, at the delay that the simulator found for background loads
+(rounded up to a power of two, `delay_tokens`). Rows over all texts pool their tokens.
 """
 
 import argparse

@@ -77,7 +77,7 @@ def how_to_read(level: str, quality: pd.DataFrame) -> list[str]:
 def host_lines(rows: pd.DataFrame, quality: pd.DataFrame, slots: str) -> list[str]:
     first = rows.iloc[0]
     lines = [
-        f"### {first['host']} over {first['link']} (constants: host {first['host_status']}, link {first['link_status']})",
+        f"### {first['host']} over {first['link']} (host {first['host_status']}, link {first['link_status']})",
         "",
     ]
     for model, own in rows.groupby("model", sort=False):
