@@ -107,6 +107,14 @@ def test_law_a_lossless_policy_is_the_stock_model_at_any_slots(family, tiny_moe,
     assert counts["fetches"] == counts["loads"] == counts["demands"] - counts["hits"]
 
 
+def test_weights_that_want_gradients_stopped_the_emulator(tiny_moe, random_ids):
+    """As from_pretrained gives them to whoever forgets torch.no_grad()."""
+    model, ids = tiny_moe("qwen3_moe_raw").requires_grad_(True), random_ids(TOKENS, seed=3)
+    with attach(model) as attachment:
+        emulator = Emulator(attachment, POLICIES["rule_015"], slots=8)
+        assert decode(emulator, model, ids).isfinite().all() and emulator.log().events
+
+
 # ---- a lossy policy acts, on the experts it says ----------------------------------------------------------------
 def test_law_a_lossy_policy_visibly_acts(family, tiny_moe, random_ids):
     model, ids = tiny_moe(family), random_ids(TOKENS, seed=4)

@@ -17,7 +17,7 @@ from tiny import ROOT, run_script
 
 from engine.files import sha256
 from engine.policies import load_policies
-from evals.speed import NUMBERS, WORDS
+from evals.speed import LOSS, NUMBERS, WORDS
 from evals.standing import of_published
 
 RULES = yaml.safe_load((ROOT / "config" / "preregistration.yaml").read_text(encoding="utf-8"))
@@ -305,13 +305,21 @@ def quality(run) -> Path:
 
 
 def answer(speed: pd.DataFrame, quality: Path, folder: Path, primary: str = "s25") -> str:
-    speed.to_csv(folder / "times.csv", index=False)
+    timed_losses(speed, quality).to_csv(folder / "times.csv", index=False)
     rules = (ROOT / "config" / "preregistration.yaml").read_text(encoding="utf-8")
     (folder / "rules.yaml").write_text(rules.replace("  id: s25\n", f"  id: {primary}\n"), encoding="utf-8")
     flags = ("--speed", folder / "times.csv", "--quality", quality, "--preregistration", folder / "rules.yaml")
     ended = run_script("write_answer.py", *flags, "--out", folder / "answer.md")
     assert ended.code == 0, ended.err
     return (folder / "answer.md").read_text(encoding="utf-8")
+
+
+def timed_losses(speed: pd.DataFrame, quality: Path) -> pd.DataFrame:
+    """The table of speed with the losses of the table of quality, as tabulate_speed.py joins them."""
+    losses = pd.read_csv(quality, dtype=str, keep_default_na=False)[["model", "policy", "slots", "text", *LOSS]]
+    if LOSS[0] in speed:
+        return speed
+    return speed.merge(losses, on=["model", "policy", "slots", "text"], how="left")
 
 
 def first_table(page: str) -> dict[str, str]:
@@ -338,6 +346,28 @@ def test_the_upper_end_of_the_interval_counts(quality, tmp_path):
         table.to_csv(tmp_path / "quality.csv", index=False)
         page = answer(speed_table(), tmp_path / "quality.csv", tmp_path)
         assert first_table(page)["at most 1 %"] == policy
+
+
+def test_the_loss_at_delay_one_was_taken_for_every_host(quality, tmp_path):
+    """A host whose link is slow loads late: its own loss counts, whatever the table of quality says."""
+    table = pd.read_csv(quality, dtype=str, keep_default_na=False)
+    late = tmp_path / "late.csv"
+    slow = table["policy"].isin(["rule_015", "speed_first", "quality_first"])
+    table.assign(delta_percent_high=table["delta_percent_high"].where(~slow, "50")).to_csv(late, index=False)
+    page = answer(timed_losses(speed_table(), late), quality, tmp_path)
+    assert first_table(page)["at most 2 %"] == "fetch_lfu_decay"
+
+
+def test_a_refused_model_decides_nothing(tmp_path):
+    run = Run(tmp_path, git=True)
+    gate = tmp_path / "gate.json"
+    checks = [{"name": "the miss rate", "passed": False}]
+    gate.write_text(json.dumps({"model": "reference", "fit": False, "checks": checks}), encoding="utf-8")
+    assert run.tabulate("--gates", gate).code == 0
+    table = run.table()
+    assert verdict(table, "P1.6", "reference") == verdict(table, "P1.6") == "not run"
+    reasons = table[(table["id"] == "P1.6") & (table["model"] == "reference") & (table["role"] == "primary")]["reason"]
+    assert (reasons == "reference is refused by its fitness gate: the miss rate").all() and len(reasons)
 
 
 def test_a_failed_timing_is_named_and_no_candidate(quality, tmp_path):
