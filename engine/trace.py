@@ -94,7 +94,7 @@ class Recorder:
             if not self._asked:
                 shape = (len(array), self._layers, array.shape[1])
                 self._pass[name] = np.empty(shape, np.int16 if name == "chosen" else np.float32)
-            self._pass[name][:, call.layer] = array.cpu().numpy()  # a copy: the model may write over its own
+            self._pass[name][:, call.layer] = array.detach().cpu().numpy()  # a copy: the model may write over its own
         self._asked += 1
         if self._asked == self._layers:
             self._sink(RouterTrace(**self._pass, experts=self._experts_count))

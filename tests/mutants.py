@@ -286,6 +286,9 @@ def try_sound_then(faults: dict[str, Fault], tests: list[str], directory: Path) 
 
 
 def main(names: list[str]) -> int:
+    if {"-h", "--help"} & set(names):
+        print(f"{__doc__}\nfaults: {', '.join(FAULTS)}")
+        return 0
     if unknown := set(names) - set(FAULTS):
         print(f"error: unknown faults {', '.join(sorted(unknown))}; known: {', '.join(FAULTS)}", file=sys.stderr)
         return 2

@@ -9,6 +9,7 @@ holds. No figure is typed.
 from __future__ import annotations
 
 import json
+import platform
 from dataclasses import asdict
 from pathlib import Path
 
@@ -66,6 +67,7 @@ def gather(run: Run, texts: Path, log: list[dict], packed: Path, packed_loss: di
         "threads": run.settings.threads,
         "dense": run.settings.dense,
         "torch": torch.__version__,
+        "python": platform.python_version(),
         "texts": data["texts"],
         "tokenised": {topic: row for topic, row in data["topics"].items() if topic in seen},
         "heldout": heldout.evaluate(run.step, run.tokenizer, run.documents, recipe.batch),
@@ -195,7 +197,9 @@ seed {recipe["seed"]}, {facts["training_s"] / 3600:.1f} hours in steps on {facts
 and norms; warm-up {recipe["schedule"]["warmup"]} steps, stable, linear decay over {facts["decay"]["steps"]:,} steps
 from step {facts["decay"]["from_step"]:,}; load-balance loss {recipe["balance"]}{settling}; attention stays inside a
 document.
-Recipe {facts["recipe_sha256"][:16]}, torch {facts["torch"]}. Retrain:
+Recipe {facts["recipe_sha256"][:16]}, torch {facts["torch"]}, Python
+{facts["python"]} (the standard library and the installed packages are texts: other versions make another model).
+Retrain:
 `snakemake --cores 2 results/reference_model/{facts["id"]}`.
 
 {topics}
