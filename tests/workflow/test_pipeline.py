@@ -5,6 +5,7 @@ The fixture `story` runs everything once and keeps what it found; the tests read
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -16,7 +17,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from safetensors.numpy import load_file
-from tiny import ABSENT, CALIBRATION, LAYERS, POLICIES, ROOT, SLOTS, TEST, TOP_K, Ended, Scratch
+from tiny import ABSENT, CALIBRATION, CONTEXT, LAYERS, POLICIES, ROOT, SLOTS, TEST, TOP_K, Ended, Scratch, run_script
 
 from engine.files import sha256
 from engine.log import count, load_log
@@ -299,6 +300,27 @@ def test_tables_after_a_resumed_run_are_those_of_an_undisturbed_one_to_the_byte(
     for cell in (*ours["cells"], *theirs["cells"]):
         del cell["wall_s"]
     assert ours == theirs
+
+
+def test_agreement_a_decision_log_scored_again_gives_its_cell_and_another_log_is_refused(story):
+    logs = story.whole / "decisions" / "tiny"
+
+    def score(log: Path) -> Ended:
+        text = story.whole / "texts" / "bible_test.json"
+        flags = ("--model-dir", story.scratch.path("models/tiny"), "--text", text, "--context", CONTEXT, "--threads", 1)
+        return run_script("score_log.py", *flags, "--log", log)
+
+    found = json.loads(score(logs / "rule_015" / "s25" / "bible_test.safetensors").out)
+    cell = next(c for c in record(story.whole, "rule_015")["cells"] if (c["slots"], c["text"]) == ("s25", "bible_test"))
+    assert found["token_perplexity"] == pytest.approx(cell["token_perplexity"], rel=1e-6)
+    assert {name: found[name] for name in ("hits", "fetches", "substitutions")} == {
+        name: cell[name] for name in ("hits", "fetches", "substitutions")
+    }
+    log = load_log(logs / "rule_015" / "s25" / "bible_test.safetensors")
+    assert log.provenance["policy"] == "rule_015" and log.provenance["text"] == "bible_test"
+    other = story.scratch.path("other.safetensors")
+    dataclasses.replace(log, provenance={**log.provenance, "model": "another"}).save(other)
+    assert "model another" in score(other).message
 
 
 def test_law_speeds_are_relative_to_the_baseline_and_a_host_without_a_profile_is_left_out(story):

@@ -12,7 +12,7 @@ from engine.emulator import Replayer
 from engine.errors import error, main_guard
 from engine.hook import attach
 from engine.log import count, load_log
-from evals.jobs import Progress, load_model, load_texts, load_tokenizer
+from evals.jobs import Progress, load_model, load_texts, load_tokenizer, model_hash
 from evals.perplexity import context_of, losses, perplexities
 
 
@@ -34,6 +34,9 @@ def main() -> None:
         raise error(
             f"a log of {len(log.executed)} tokens", f"{sum(text.scored)} as in {text.id}", "give the log's own text"
         )
+    for name, ours in (("model", model_hash(a.model_dir)), ("text_sha256", text.sha256)):
+        if log.provenance.get(name, ours) != ours:
+            raise error(f"{a.log}: {name} {log.provenance[name]}", f"{ours}", "give the log's own model and text")
     model = load_model(a.model_dir, a.dtype, a.threads, a.revision)
     progress = Progress(f"score log on {text.id}", sum(text.scored))
     with attach(model) as attachment:

@@ -53,7 +53,8 @@ def main() -> None:
 
     def keep(slots_id, text, loss, log) -> None:
         arrays[f"{slots_id}/{text.id}"] = loss
-        log.save(f"{a.out_decisions}/{slots_id}/{text.id}.safetensors")
+        facts = {"model": model, "policy": policy.id, "slots": slots_id, "text": text.id, "text_sha256": text.sha256}
+        dataclasses.replace(log, provenance=facts).save(f"{a.out_decisions}/{slots_id}/{text.id}.safetensors")
 
     Path(a.out_decisions).mkdir(parents=True, exist_ok=True)  # there even if every cell fails
     if policy.lossless:

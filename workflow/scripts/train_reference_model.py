@@ -10,13 +10,16 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 # before numpy: compiled loops call the BLAS from several threads, so it must not start its own
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+STOPPED = 3  # exit status of a run that was stopped before its end
 
 
 def keep_freed_memory() -> None:
@@ -29,6 +32,22 @@ def keep_freed_memory() -> None:
         libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
     except (OSError, AttributeError):
         pass  # another C library
+
+
+def compile_in_a_child(arguments: argparse.Namespace, texts: Path, dense: str) -> None:
+    """One step in another process fills numba's cache on disk.
+
+    Kernels compiled in the process that runs them round otherwise than the same kernels from the cache; so every run
+    takes them from there, the first one too, and a run killed and resumed equals one that was not.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        command = [sys.executable, __file__, "--compiled", "--stop-step", "1", "--workdir", scratch]
+        command += ["--recipe", arguments.recipe, "--id", arguments.id, "--data", str(texts)]
+        command += ["--threads", str(arguments.threads), "--dense", dense]
+        print("compiling, once on this machine", flush=True)
+        ended = subprocess.run(command, capture_output=True, text=True)
+    if ended.returncode != STOPPED:
+        raise RuntimeError(f"the step that compiles failed:\n{ended.stderr[-2000:]}")
 
 
 def main() -> None:
@@ -45,6 +64,7 @@ def main() -> None:
     parser.add_argument("--stop-step", type=int, help="leave after this step, for a trial")
     parser.add_argument("--data", type=Path, help="folder with the prepared texts; default --workdir")
     parser.add_argument("--evaluate-s", type=float, default=900.0)
+    parser.add_argument("--compiled", action="store_true", help="numba's cache on disk is filled: do not fill it first")
     parser.add_argument("--output", type=Path, help="also write the facts of the finished model here")
     arguments = parser.parse_args()
     if not 1 <= arguments.threads <= os.cpu_count():
@@ -61,6 +81,8 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     texts = arguments.data or folder
     data.prepare(texts, chosen.shape.vocabulary, chosen.join, chosen.seed, chosen.shares, chosen.decay_shares or ())
+    if not arguments.compiled:
+        compile_in_a_child(arguments, texts, arguments.dense or chosen.dense)
     tokens = data.open_tokens(texts, chosen.topics())
     decay = {}
     if arguments.decay_from:
@@ -80,7 +102,7 @@ def main() -> None:
         train.inherit_log(start, folder)
     if not train.train(run, folder):
         print(f"stopped at step {run.optimiser.count}; the same command goes on from there", flush=True)
-        raise SystemExit(3)
+        raise SystemExit(STOPPED)
     facts = card.finish(run, texts, folder)
     if arguments.output:
         write_json(arguments.output, facts)
