@@ -7,6 +7,7 @@ or foreign file is refused on reading.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from engine.decision import ARRIVED, DROP, FETCH, FETCHED, HIT, ISSUED, MOVE, PR
 from engine.errors import error
 from engine.files import atomic
 
+SCHEMA = "decision-log-1"
 _ARRAYS = {
     "executed": np.int16,
     "weights": np.float32,
@@ -48,15 +50,16 @@ class DecisionLog:
     def save(self, path: str | Path) -> None:
         arrays = {name: np.ascontiguousarray(getattr(self, name)) for name in _ARRAYS}
         with atomic(path) as temporary:
-            save_file(arrays, temporary, metadata={"expertmiss": "decision-log-1", **self.provenance})
+            facts = json.dumps({"schema": SCHEMA, **self.provenance}, sort_keys=True)
+            save_file(arrays, temporary, metadata={"expertmiss": facts})  # one key: safetensors does not order them
 
 
 def load_log(path: str | Path) -> DecisionLog:
     """Read and check a log. UserError: absent, cut, not a log, or arrays that do not fit each other."""
     try:
         with safe_open(path, framework="numpy") as file:
-            metadata = dict(file.metadata() or {})
-            if metadata.pop("expertmiss", None) != "decision-log-1":
+            metadata = _facts((file.metadata() or {}).get("expertmiss", ""))
+            if metadata.pop("schema", None) != SCHEMA:
                 raise error(f"{path} is not a decision log", "a file written by this project", "check the path")
             arrays = {name: file.get_tensor(name) for name in _ARRAYS}
     except (SafetensorError, FileNotFoundError) as exc:
@@ -67,6 +70,15 @@ def load_log(path: str | Path) -> DecisionLog:
     if wrong or len(shape) != 3:
         raise error(f"{path}: {', '.join(wrong) or 'executed'} of another type or shape", "[T, L, K]", "write it again")
     return DecisionLog(**arrays, provenance=metadata)
+
+
+def _facts(text: str) -> dict[str, str]:
+    """What a header says; nothing where it is not ours."""
+    try:
+        found = json.loads(text)
+    except json.JSONDecodeError:
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def join_moves(by_layer: list[list[np.ndarray]]) -> np.ndarray:

@@ -123,7 +123,9 @@ def test_a_foreign_file_is_refused(tmp_path):
     save_file({"executed": np.zeros((2, 1, 3), np.int16)}, path, metadata={"expertmiss": "decision-log-0"})
     with pytest.raises(UserError, match=r"other\.safetensors is not a decision log"):
         load_log(path)
-    save_file({"executed": np.zeros((2, 1, 3), np.int16)}, path, metadata={"expertmiss": "decision-log-1"})
+    save_file(
+        {"executed": np.zeros((2, 1, 3), np.int16)}, path, metadata={"expertmiss": '{"schema": "decision-log-1"}'}
+    )
     with pytest.raises(UserError, match=r"other\.safetensors: .*weights"):
         load_log(path)
 
@@ -146,7 +148,7 @@ def test_an_absent_log_is_refused(tmp_path):
 )
 def test_arrays_that_do_not_fit_are_refused(name, array, written):
     arrays = {n: getattr(small_log(), n) for n in ARRAYS} | {name: array}
-    save_file(arrays, written, metadata={"expertmiss": "decision-log-1"})
+    save_file(arrays, written, metadata={"expertmiss": '{"schema": "decision-log-1"}'})
     with pytest.raises(UserError, match=rf"run\.safetensors: .*{name}.* of another type or shape"):
         load_log(written)
 
@@ -165,7 +167,9 @@ def test_a_log_that_cannot_be_written_leaves_nothing(tmp_path):
 def test_provenance_is_plain_text_in_the_header(written):
     raw = written.read_bytes()
     header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
-    assert header["__metadata__"] == {"expertmiss": "decision-log-1", "policy": "rule_015", "commit": "abc"}
+    assert header["__metadata__"].keys() == {"expertmiss"}  # one key: the same log gives the same bytes
+    facts = json.loads(header["__metadata__"]["expertmiss"])
+    assert facts == {"schema": "decision-log-1", "policy": "rule_015", "commit": "abc"}
 
 
 # ---- replay -----------------------------------------------------------------------------------------------------
