@@ -25,7 +25,9 @@ DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 # what a stock attention and routed experts do not cover, in the words of transformers' configurations
 _FOREIGN = ("first_k_dense_replace", "kv_lora_rank", "mlp_only_layers", "n_shared_experts")
 _FOREIGN = (*_FOREIGN, "shared_expert_intermediate_size", "linear_num_key_heads")
-_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+# what families call E and K in config.json
+EXPERTS_KEYS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
+TOP_K_KEYS = ("num_experts_per_tok", "top_k_experts", "moe_k", "moe_top_k")
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class Geometry:
         if dtype not in DTYPE_BYTES:
             raise error(f"dtype '{dtype}'", "a dtype with a size", nearest(dtype, DTYPE_BYTES))
         foreign = [name for name in _FOREIGN if config.get(name)]
-        experts = next((config[name] for name in _EXPERTS if name in config), None)
+        experts = next((config[name] for name in EXPERTS_KEYS if name in config), None)
         if foreign or experts is None or "moe_intermediate_size" not in config:
             raise error(
                 f"a configuration with {', '.join(foreign) or 'no routed experts'}",

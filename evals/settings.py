@@ -18,6 +18,7 @@ from pathlib import Path
 import yaml
 
 from engine.errors import error, nearest
+from engine.geometry import EXPERTS_KEYS, TOP_K_KEYS
 from engine.host import load_hosts
 from engine.host_facts import fingerprint
 from engine.policies import BASELINE, ID, Policy, load_policies
@@ -191,11 +192,6 @@ def load_models(path: str | Path) -> dict[str, Model]:
         widths = (None if cell == "-" else int(cell) for cell in timed)
         models[name] = Model(name, source, None if revision == "-" else revision, dtype, *widths)
     return models
-
-
-# what families call E and K in config.json
-EXPERTS_KEYS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
-TOP_K_KEYS = ("num_experts_per_tok", "top_k_experts", "moe_k", "moe_top_k")
 
 
 def _check_slots(slots: Mapping[str, float], model: Model, where: str) -> None:

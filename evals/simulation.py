@@ -7,16 +7,17 @@ fails keeps its reason and lets the rest go on.
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from engine.errors import UserError
 from engine.geometry import Geometry
 from engine.host_times import Host
-from engine.policies import COLUMNS, Policy, parse_row
+from engine.policies import Policy
 from engine.residency import Demand, check_slots, slots_from_percent
 from engine.simulator import simulate
 from engine.timing import Timing, limit_bytes_per_s, offload_links
@@ -24,7 +25,6 @@ from engine.trace import RouterTrace
 from engine.trace_file import TraceFile
 from evals.quality import CELL_FAILURES
 
-HALF_LIFE_TOKENS = "128"  # as in the sheet's baseline
 IN_MEMORY_BYTES = 1 << 30  # a trace up to this size is read once for all cells, a larger one in chunks for each
 
 
@@ -59,7 +59,7 @@ class Loaded:
                 for name in ("chosen", "weights", "chosen_scores", "scores", "logits")
                 if getattr(self.whole, name) is not None
             }
-            yield replace(self.whole, **arrays)
+            yield dataclasses.replace(self.whole, **arrays)
 
 
 def load(trace: TraceFile) -> TraceFile | Loaded:
@@ -143,8 +143,12 @@ def delay_of(delays: np.ndarray) -> int:
     return 1 << max(0, int(np.ceil(np.log2(max(median, 1.0)))))
 
 
-def fetching_policy(eviction: str) -> Policy:
-    """A policy that always fetches under this eviction, its other settings those of the baseline."""
-    cells = {column: "-" for column in COLUMNS} | {"id": eviction, "miss_rule": "fetch", "eviction": eviction}
-    cells |= {"half_life_tokens": HALF_LIFE_TOKENS} if eviction == "lfu_decay" else {}
-    return parse_row(cells | ({"seed": "0"} if eviction == "random" else {}), eviction)
+def fetching_policy(baseline: Policy, eviction: str) -> Policy:
+    """The baseline under another eviction: it always fetches."""
+    return dataclasses.replace(
+        baseline,
+        id=eviction,
+        eviction=eviction,
+        half_life_tokens=baseline.half_life_tokens if eviction == "lfu_decay" else None,
+        seed=0 if eviction == "random" else None,
+    )

@@ -22,7 +22,7 @@ from engine.errors import error, main_guard
 from engine.files import atomic
 from engine.geometry import Geometry
 from engine.host import load_host
-from engine.policies import load_policies
+from engine.policies import BASELINE, Policy, find_policy, load_policies
 from engine.residency import Demand
 from engine.simulator import miss_curves
 from engine.timing import offload_links
@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("--slots", nargs="+", help="slots a layer; default: 16 budgets from K to E, `all`: every one")
     parser.add_argument("--out-curves", help="miss rates of every eviction, always fetching")
     parser.add_argument("--host", help="host profile")
-    parser.add_argument("--policies", default="config/policies.tsv", help="the sheet, for --out-times")
+    parser.add_argument("--policies", default="config/policies.tsv", help="the sheet")
     parser.add_argument("--config", help="config.json of the model that is timed")
     for name in SIZES:
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, help="of the model that is timed")
@@ -55,7 +55,7 @@ def main() -> None:
     demand = load_demand(a.demand) if a.demand else None
     slots = budgets(a.slots, trace)
     if a.out_curves:
-        write(a.out_curves, curves(trace, slots, demand))
+        write(a.out_curves, curves(trace, slots, demand, find_policy(load_policies(a.policies), BASELINE)))
     if a.out_times:
         if not a.host:
             raise error("--out-times without --host", "a host profile", "add --host config/hosts/<id>.yaml")
@@ -75,8 +75,8 @@ def budgets(given: list[str] | None, trace: TraceFile) -> list[int]:
     return sorted({int(word) for word in given})
 
 
-def curves(trace: TraceFile, slots: list[int], demand: Demand | None) -> list[dict]:
-    policies = [fetching_policy(eviction) for eviction in EVICTIONS]
+def curves(trace: TraceFile, slots: list[int], demand: Demand | None, baseline: Policy) -> list[dict]:
+    policies = [fetching_policy(baseline, eviction) for eviction in EVICTIONS]
     rows = miss_curves(trace, policies, slots, demand=demand)
     return [{"eviction" if key == "policy" else key: value for key, value in row.items()} for row in rows]
 

@@ -13,7 +13,7 @@ from engine.decision import EVICTIONS
 from engine.errors import main_guard
 from engine.files import atomic
 from engine.log import load_log
-from engine.policies import find_policy, load_policies
+from engine.policies import BASELINE, Policy, find_policy, load_policies
 from engine.simulator import decide, miss_curves, open_loop_error
 from engine.trace_file import open_trace
 from evals.jobs import Progress
@@ -39,7 +39,7 @@ def main() -> None:
         record = next(iter(policies.values())).record
         traces = [load(open_trace(results / "traces" / model / f"{text}.safetensors")) for text in record["texts"]]
         demand = load_demand(results / "calibration" / f"{model}.safetensors")
-        curves += model_curves(model, traces, demand, is_rehearsal(record))
+        curves += model_curves(model, traces, demand, is_rehearsal(record), sheet[BASELINE])
         lossy = [policy.record for policy in policies.values() if sheet[policy.record["policy"]].lossless is False]
         errors += model_errors(model, lossy, traces, demand, sheet, a.delay, results / "decisions" / model)
     for path, rows in ((a.out_curves, curves), (a.out_errors, errors)):
@@ -47,11 +47,11 @@ def main() -> None:
             pd.DataFrame(rows).to_csv(temporary, index=False, float_format="%.8g", lineterminator="\n")
 
 
-def model_curves(model: str, traces, demand, rehearsal: bool) -> list[dict]:
+def model_curves(model: str, traces, demand, rehearsal: bool, baseline: Policy) -> list[dict]:
     """Over all texts, each from the warm start."""
     experts, top_k = traces[0].experts, traces[0].top_k
     budgets = sorted({slots for p in BUDGETS_PERCENT if (slots := int(experts * p / 100)) >= top_k})
-    policies = [fetching_policy(eviction) for eviction in EVICTIONS]
+    policies = [fetching_policy(baseline, eviction) for eviction in EVICTIONS]
     progress = Progress(f"miss rates of {model}", sum(t.tokens for t in traces) * len(policies) * len(budgets))
     found: dict[tuple[str, int], list[dict]] = {}
     for trace in traces:
