@@ -1,0 +1,105 @@
+"""One expert as bytes: the record that a store keeps, a link carries and a slot holds.
+
+The parameters of a transformers experts module are [E, ...]; a record is what one expert has of each of them, one after
+another, each beginning at a multiple of 64 bytes, the whole a multiple of 4,096 (what O_DIRECT asks of a read). A slot
+buffer is [rows, record_bytes]; `views` shows it as the module's own parameters [rows, ...], without a copy.
+
+    layout = Layout.of_module(experts_module, torch.bfloat16)
+    module.gate_up_proj = Parameter(layout.views(buffer)["gate_up_proj"])
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from engine.errors import error
+
+PAGE = 4096  # bytes: alignment of memory, offset and length under O_DIRECT
+_ALIGNED = 64  # bytes: a cache line, and what vector loads like
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where each parameter of one expert lies in its record; the same for all experts of a model."""
+
+    names: tuple[str, ...]  # as the experts module calls them, in its order
+    shapes: tuple[tuple[int, ...], ...]  # of one expert
+    dtype: torch.dtype  # of the run
+
+    @classmethod
+    def of_module(cls, module: nn.Module, dtype: torch.dtype) -> Layout:
+        """Of a stock experts module with E experts, on whatever device; parameters without an expert axis stay out."""
+        own = {
+            name: tuple(parameter.shape[1:])
+            for name, parameter in module.named_parameters(recurse=False)
+            if parameter.ndim > 1 and parameter.shape[0] == module.num_experts
+        }
+        if not own:
+            raise error(f"{type(module).__name__} without parameters by expert", "[E, ...] parameters", "report it")
+        return cls(tuple(own), tuple(own.values()), dtype)
+
+    @property
+    def part_bytes(self) -> tuple[int, ...]:
+        return tuple(math.prod(shape) * self.dtype.itemsize for shape in self.shapes)
+
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        """Byte at which each parameter begins."""
+        found, at = [], 0
+        for size in self.part_bytes:
+            found.append(at)
+            at += _up(size, _ALIGNED)
+        return tuple(found)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weights alone: what computing one expert reads."""
+        return sum(self.part_bytes)
+
+    @property
+    def record_bytes(self) -> int:
+        return _up(self.offsets[-1] + self.part_bytes[-1], PAGE)
+
+    def views(self, buffer: torch.Tensor) -> dict[str, torch.Tensor]:
+        """buffer [rows, record_bytes] uint8, rows contiguous, as parameters [rows, ...] over the same memory."""
+        rows, width = buffer.shape
+        found = {}
+        for name, shape, at, size in zip(self.names, self.shapes, self.offsets, self.part_bytes, strict=True):
+            flat = buffer.view(self.dtype)  # [rows, record_bytes / itemsize]
+            start, count = at // self.dtype.itemsize, size // self.dtype.itemsize
+            found[name] = flat[:, start : start + count].unflatten(1, shape)
+        assert width == self.record_bytes, (width, self.record_bytes)
+        return found
+
+
+class Store(Protocol):
+    """Where experts wait. `read` may be called from several threads at once."""
+
+    layers: int
+    experts: int
+    layout: Layout
+
+    def read(self, layer: int, expert: int, target: memoryview) -> int:
+        """Fill `target` [record_bytes], page-aligned, with one expert's record.
+
+        Returns the bytes that were read from where the experts wait. Raises UserError where the bytes are not there or
+        not whole, OSError where the device fails; what `target` holds is undefined then.
+        """
+
+    def close(self) -> None: ...
+
+
+def page_aligned(rows: int, width: int) -> torch.Tensor:
+    """[rows, width] uint8 of zeroed, page-aligned memory of its own; pages are taken when they are first written."""
+    memory = mmap.mmap(-1, max(rows * width, 1))
+    return torch.frombuffer(memory, dtype=torch.uint8, count=rows * width).view(rows, width)
+
+
+def _up(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
