@@ -567,6 +567,16 @@ def complete_load(slots, experts, row, e):
 
 
 @njit(cache=True)
+def cancel_load(slots, experts, row, e):
+    """The load of expert `e` has failed: its slot is free again. False if none was pending."""
+    if experts[e].load_slot < 0:
+        return False
+    _end_load(slots, experts, row, e)
+    row.free += 1
+    return True
+
+
+@njit(cache=True)
 def link_next_use(next_use, step, chosen, first, stride):
     """For belady: the next demand [T, K] of every demand of rows first, first + stride, ... of chosen.
 

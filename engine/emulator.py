@@ -21,7 +21,7 @@ import torch
 from engine.decision import MISS_RULES
 from engine.errors import error
 from engine.hook import Attachment, Call
-from engine.log import DecisionLog, join_moves
+from engine.log import DecisionLog, LogWriter
 from engine.phase import PhasedHandler
 from engine.policies import Policy
 from engine.residency import Demand, Residency
@@ -65,23 +65,20 @@ class Emulator(PhasedHandler):
         )
         if demand is not None:
             self.residency.warm(demand)
-        self.clear_log()
+        self._written = LogWriter(len(attachment.layers))
         attachment.handler = self._experts
 
-    # ---- log -------------------------------------------------------------------------------------------------------
+    def restart(self) -> None:
+        """Every lane back to its start (continuity `restart`)."""
+        for lane in range(self.residency.lanes):
+            self.residency.restart(lane)
+
     def clear_log(self) -> None:
-        layers = range(self.residency.layers)
-        self._logs: list[list] = [[] for _ in layers]
-        self._moves: list[list[np.ndarray]] = [[] for _ in layers]
+        self._written.clear()
 
     def log(self, **provenance: str) -> DecisionLog:
         """Everything decided in decode phases since the last `clear_log`, in the order of the calls."""
-        if not self._logs[0]:
-            raise RuntimeError("nothing was decided yet")
-        arrays = [
-            np.stack([np.concatenate([part[i] for part in layer]) for layer in self._logs], axis=1) for i in range(5)
-        ]
-        return DecisionLog(*arrays, moves=join_moves(self._moves), provenance=provenance)
+        return self._written.log(**provenance)
 
     # ---- the handler -------------------------------------------------------------------------------------------------
     def _experts(self, call: Call) -> torch.Tensor:
@@ -104,10 +101,7 @@ class Emulator(PhasedHandler):
             )
             if prefill:
                 continue
-            self._logs[call.layer].append(
-                (decided.executed.astype(np.int16), decided.weights, decided.kind, decided.first, decided.g)
-            )
-            self._moves[call.layer].append(moves)
+            self._written.append(call.layer, decided, moves)
             new_index[rows], new_weights[rows] = computable(decided.executed), decided.weights
         if prefill:
             return call.compute(call.index, call.weights)

@@ -147,7 +147,7 @@ class Attachment:
 
     @property
     def experts(self) -> int:
-        return self.layers[0].num_experts
+        return self._experts
 
     @property
     def top_k(self) -> int:
@@ -270,6 +270,6 @@ def _recognise(attachment: Attachment, family: str) -> None:
     for name, rule in SCORE_RULES.items():
         if all(_explains(rule, c.module._expertmiss.router, c.scores, c) for c in calls):
             attachment.rule_name = name
-            attachment._top_k = calls[0].index.shape[1]
+            attachment._top_k, attachment._experts = calls[0].index.shape[1], calls[0].scores.shape[1]
             return
     raise _refuse(family, f"none of {', '.join(SCORE_RULES)} gives its chosen experts and weights")

@@ -15,7 +15,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from engine.decision import ARRIVED, DROP, FETCH, FETCHED, HIT, ISSUED, MOVE, PROMOTED, SUBSTITUTE
+from engine.decision import ARRIVED, DROP, FETCH, FETCHED, HIT, ISSUED, MOVE, PROMOTED, SUBSTITUTE, Log
 from engine.errors import error
 from engine.files import atomic
 
@@ -79,6 +79,31 @@ def _facts(text: str) -> dict[str, str]:
     except json.JSONDecodeError:
         return {}
     return found if isinstance(found, dict) else {}
+
+
+class LogWriter:
+    """What was decided so far: events of every layer, in the order of the calls, and their moves."""
+
+    def __init__(self, layers: int) -> None:
+        self._layers = layers
+        self.clear()
+
+    def clear(self) -> None:
+        self._events: list[list[tuple]] = [[] for _ in range(self._layers)]
+        self._moves: list[list[np.ndarray]] = [[] for _ in range(self._layers)]
+
+    def append(self, layer: int, decided: Log, moves: np.ndarray) -> None:
+        """decided: of consecutive events of one layer, [T, K]; moves [N] MOVE."""
+        self._events[layer].append(decided._replace(executed=decided.executed.astype(np.int16)))
+        self._moves[layer].append(moves)
+
+    def log(self, **provenance: str) -> DecisionLog:
+        if not self._events[0]:
+            raise RuntimeError("nothing was decided yet")
+        arrays = [
+            np.stack([np.concatenate([part[i] for part in layer]) for layer in self._events], axis=1) for i in range(5)
+        ]
+        return DecisionLog(*arrays, moves=join_moves(self._moves), provenance=provenance)
 
 
 def join_moves(by_layer: list[list[np.ndarray]]) -> np.ndarray:

@@ -13,12 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
 from engine.emulator import Emulator
 from engine.errors import UserError, error
-from engine.files import atomic
 from engine.log import DecisionLog, count
 from engine.policies import Policy
 from engine.residency import Demand, slots_from_percent
@@ -81,28 +78,6 @@ def open_recording(path: str | Path, text: Text, model_hash: str) -> TraceFile:
 def load_routing(trace: TraceFile) -> Routing:
     """Of a recording, all but its scores: a policy that always fetches reads no more."""
     return Routing(trace.read(scores=False), trace.losses())
-
-
-def save_demand(path: str | Path, demand: Demand, provenance: dict[str, str]) -> None:
-    with atomic(path) as temporary:
-        save_file({"counts": demand.counts}, temporary, metadata={**provenance, "events": str(demand.events)})
-
-
-def load_demand(path: str | Path) -> Demand:
-    try:
-        with safe_open(path, framework="numpy") as file:
-            return Demand(file.get_tensor("counts"), int(file.metadata()["events"]))
-    except (SafetensorError, OSError, KeyError, TypeError) as exc:
-        raise error(f"{path}: {exc}", "a calibration's demand", "delete it and run again") from None
-
-
-def demand_facts(path: str | Path) -> dict[str, str]:
-    """Provenance of a calibration's demand: what `save_demand` was given."""
-    try:
-        with safe_open(path, framework="numpy") as file:
-            return dict(file.metadata() or {})
-    except (SafetensorError, OSError) as exc:
-        raise error(f"{path}: {exc}", "a calibration's demand", "delete it and run again") from None
 
 
 # ---- scoring ---------------------------------------------------------------------------------------------------------

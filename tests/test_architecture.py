@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-INSTRUMENTS = {"emulator", "offload", "simulator"}  # modules of engine; offload may not exist yet
+INSTRUMENTS = {"emulator", "offload_engine", "simulator"}  # modules of engine
 ENGINE = sorted(path.relative_to(ROOT) for path in (ROOT / "engine").rglob("*.py"))
 EVALS = sorted(path.relative_to(ROOT) for path in (ROOT / "evals").rglob("*.py"))
 SCRIPTS = sorted(path.relative_to(ROOT) for path in (ROOT / "workflow").rglob("*.py"))

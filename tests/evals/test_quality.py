@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from engine.decision import FETCH, HIT, SUBSTITUTE
+from engine.demand import demand_facts, load_demand, save_demand
 from engine.errors import UserError
 from engine.hook import attach
 from engine.log import DecisionLog
@@ -22,9 +23,7 @@ from evals.quality import (
     Routing,
     Text,
     cells,
-    demand_facts,
     emulate,
-    load_demand,
     load_routing,
     measure,
     open_recording,
@@ -32,7 +31,6 @@ from evals.quality import (
     record_routing,
     record_trace,
     replay_cell,
-    save_demand,
     share_of_events_that_differ,
 )
 

@@ -2,13 +2,14 @@
 
 import argparse
 
+from engine.demand import save_demand
 from engine.errors import main_guard
 from engine.files import write_json
 from engine.hook import attach
 from engine.residency import Demand
 from evals.jobs import Progress, load_model, load_texts, load_tokenizer, model_hash, provenance
 from evals.perplexity import context_of
-from evals.quality import record_routing, router_statistics, save_demand
+from evals.quality import record_routing, router_statistics
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 import argparse
 
+from engine.demand import load_demand
 from engine.errors import main_guard
 from engine.files import write_json, write_text
 from engine.hook import attach
@@ -9,7 +10,6 @@ from engine.policies import BUNDLES, load_policies
 from evals.fitness import gate
 from evals.jobs import Progress, load_model, load_texts, load_tokenizer, model_hash, provenance
 from evals.perplexity import context_of
-from evals.quality import load_demand
 
 
 def page(model: str, record: dict) -> str:

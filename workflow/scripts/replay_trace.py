@@ -18,6 +18,7 @@ import numpy as np
 import pandas as pd
 
 from engine.decision import EVICTIONS
+from engine.demand import load_demand
 from engine.errors import error, main_guard
 from engine.files import atomic
 from engine.geometry import Geometry
@@ -28,7 +29,6 @@ from engine.simulator import miss_curves
 from engine.timing import offload_links
 from engine.trace_file import TraceFile, open_trace
 from evals.jobs import Progress
-from evals.quality import load_demand
 from evals.simulation import fetching_policy, simulate_cells
 
 BUDGETS = 16  # slot budgets of a curve unless --slots says otherwise

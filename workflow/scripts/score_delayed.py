@@ -11,12 +11,13 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
+from engine.demand import load_demand
 from engine.errors import main_guard
 from engine.files import atomic, write_json
 from engine.policies import find_policy, load_policies
 from evals.jobs import Progress, load_model, load_texts, load_tokenizer, model_hash, provenance
 from evals.perplexity import context_of
-from evals.quality import CELL_FAILURES, emulate, load_demand
+from evals.quality import CELL_FAILURES, emulate
 from evals.records import load_arrays
 from evals.simulation import delay_of
 

@@ -10,12 +10,13 @@ from pathlib import Path
 
 from safetensors.numpy import save_file
 
+from engine.demand import demand_facts, load_demand
 from engine.errors import error, main_guard
 from engine.files import atomic, sha256, write_json
 from engine.policies import find_policy, load_policies
 from evals.jobs import Progress, load_model, load_texts, load_tokenizer, model_hash, provenance
 from evals.perplexity import context_of
-from evals.quality import cells, demand_facts, emulate, load_demand, load_routing, open_recording, replay_cell
+from evals.quality import cells, emulate, load_routing, open_recording, replay_cell
 
 
 def main() -> None:

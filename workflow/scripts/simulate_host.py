@@ -13,6 +13,7 @@ import numpy as np
 import yaml
 from safetensors.numpy import save_file
 
+from engine.demand import load_demand
 from engine.errors import UserError, error, main_guard
 from engine.files import atomic, sha256, write_json
 from engine.geometry import Geometry
@@ -22,7 +23,6 @@ from engine.policies import Policy, find_policy, load_policies
 from engine.timing import offload_links
 from engine.trace_file import open_trace
 from evals.jobs import Progress, model_hash, provenance
-from evals.quality import load_demand
 from evals.simulation import load, simulate_cells
 
 

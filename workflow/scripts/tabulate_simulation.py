@@ -10,6 +10,7 @@ from pathlib import Path
 import pandas as pd
 
 from engine.decision import EVICTIONS
+from engine.demand import load_demand
 from engine.errors import main_guard
 from engine.files import atomic
 from engine.log import load_log
@@ -17,7 +18,6 @@ from engine.policies import BASELINE, Policy, find_policy, load_policies
 from engine.simulator import decide, miss_curves, open_loop_error
 from engine.trace_file import open_trace
 from evals.jobs import Progress
-from evals.quality import load_demand
 from evals.records import is_rehearsal, load_scored
 from evals.simulation import fetching_policy, load, text_of
 

@@ -1,0 +1,68 @@
+"""One token, or one expert, computed out of slots: what the engine runs in place of transformers' gather.
+
+Both follow the interface that transformers gives every experts module (`has_gate`, `has_bias`, `is_transposed`,
+`has_post_expert_norm`, `_apply_gate`), so there is no code for a family. Parameters are dicts by the module's own names,
+[R, ...] of R rows or [...] of one expert.
+
+    decode_token(module, layout.views(buffer), hidden, rows, weights)      # [1, D], K experts where they lie
+    run_expert(module, one_expert, hidden)                                 # [T, D], one expert for T tokens
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import nn
+
+from engine.kernels import DTYPES, products
+
+
+def decode_token(
+    module: nn.Module, parameters: dict[str, torch.Tensor], hidden: torch.Tensor, rows: np.ndarray, weights: np.ndarray
+) -> torch.Tensor:
+    """hidden [1, D], rows [K] int64 of the parameters [R, ...], weights [K] float32. Returns [1, D]; copies no weight."""
+    up = parameters["gate_up_proj" if module.has_gate else "up_proj"]
+    if up.device.type != "cpu" or up.dtype not in DTYPES or module.is_transposed:
+        return _one_by_one(module, parameters, hidden, rows, weights)
+    inner = _up(module, parameters, products(up, rows, hidden).to(hidden.dtype), rows)  # [K, F]
+    outer = _down(module, parameters, products(parameters["down_proj"], rows, inner).to(hidden.dtype), rows)  # [K, D]
+    return _combine(outer, weights)
+
+
+def run_expert(module: nn.Module, parameters: dict[str, torch.Tensor], hidden: torch.Tensor) -> torch.Tensor:
+    """hidden [T, D] through one expert, whose parameters [...] are given: [T, D], not yet weighted."""
+    name = "gate_up_proj" if module.has_gate else "up_proj"
+    inner = _up(module, parameters, _linear(module, hidden, parameters[name]), ...)
+    return _down(module, parameters, _linear(module, inner, parameters["down_proj"]), ...)
+
+
+def _one_by_one(module, parameters, hidden, rows, weights) -> torch.Tensor:
+    """Where there is no kernel: K products from where the weights lie, gate and combination together."""
+    up, down = parameters["gate_up_proj" if module.has_gate else "up_proj"], parameters["down_proj"]
+    places = rows.tolist()
+    inner = _up(module, parameters, torch.cat([_linear(module, hidden, up[row]) for row in places]), rows)
+    outer = torch.cat([_linear(module, inner[k : k + 1], down[row]) for k, row in enumerate(places)])
+    return _combine(_down(module, parameters, outer, rows), weights)
+
+
+def _linear(module: nn.Module, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return hidden @ weight if module.is_transposed else nn.functional.linear(hidden, weight)
+
+
+def _up(module: nn.Module, parameters: dict[str, torch.Tensor], product: torch.Tensor, rows) -> torch.Tensor:
+    """What follows the first product: bias, then gate or activation. rows: of the parameters, ... where they are one's."""
+    if module.has_bias:
+        product = product + parameters["gate_up_proj_bias" if module.has_gate else "up_proj_bias"][rows]
+    return module._apply_gate(product) if module.has_gate else module.act_fn(product)
+
+
+def _down(module: nn.Module, parameters: dict[str, torch.Tensor], product: torch.Tensor, rows) -> torch.Tensor:
+    if module.has_bias:
+        product = product + parameters["down_proj_bias"][rows]
+    return module.post_expert_norm(product) if module.has_post_expert_norm else product
+
+
+def _combine(outer: torch.Tensor, weights: np.ndarray) -> torch.Tensor:
+    """[K, D] weighted and summed in float32, then in the model's type: [1, D]."""
+    factors = torch.from_numpy(np.ascontiguousarray(weights)).to(outer.device)
+    return (factors @ outer.float()).to(outer.dtype)[None]

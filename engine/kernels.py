@@ -1,0 +1,65 @@
+"""The matrix-vector products of one decoded token's experts, straight out of the slots, on a CPU.
+
+    outputs[k] = weight[rows[k]] @ inputs[k]        weight [R, O, I] float32 or bfloat16, k of K
+
+What transformers' kernels do with K gathered experts is a copy and then a product, or K products with a dispatch each;
+this reads every weight once, where it lies, at the speed of memory. Sums are float32. R is not walked over: what a row
+costs does not depend on how many there are. Threads are numba's; `set_threads` follows torch's.
+"""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+import torch
+from numba import njit, prange
+
+_BLOCK = 64  # outputs a thread takes at once: many to a thread, and each long enough to be worth waking one
+_OPTIONS = {"cache": True, "fastmath": True, "nogil": True, "parallel": True}  # fastmath: sums in vectors
+DTYPES = (torch.bfloat16, torch.float32)
+
+
+@njit(**_OPTIONS)
+def _bfloat16(weight, rows, inputs, outputs):
+    """weight [R, O, I] uint16, the upper halves of float32 numbers."""
+    count, width = outputs.shape
+    blocks = (width + _BLOCK - 1) // _BLOCK
+    for job in prange(count * blocks):
+        k, first = job // blocks, job % blocks * _BLOCK
+        x = inputs[min(k, inputs.shape[0] - 1)]
+        for o in range(first, min(first + _BLOCK, width)):
+            line = weight[rows[k], o]
+            total = np.float32(0.0)
+            for i in range(x.size):
+                total += np.uint32(np.uint32(line[i]) << np.uint32(16)).view(np.float32) * x[i]
+            outputs[k, o] = total
+
+
+@njit(**_OPTIONS)
+def _float32(weight, rows, inputs, outputs):
+    count, width = outputs.shape
+    blocks = (width + _BLOCK - 1) // _BLOCK
+    for job in prange(count * blocks):
+        k, first = job // blocks, job % blocks * _BLOCK
+        x = inputs[min(k, inputs.shape[0] - 1)]
+        for o in range(first, min(first + _BLOCK, width)):
+            line = weight[rows[k], o]
+            total = np.float32(0.0)
+            for i in range(x.size):
+                total += line[i] * x[i]
+            outputs[k, o] = total
+
+
+def products(weight: torch.Tensor, rows: np.ndarray, inputs: torch.Tensor) -> torch.Tensor:
+    """weight [R, O, I] in one of DTYPES, rows contiguous; rows [K] int64; inputs [K or 1, I]. Returns [K, O] float32."""
+    outputs = torch.empty(len(rows), weight.shape[1])
+    if weight.dtype == torch.bfloat16:
+        _bfloat16(weight.view(torch.uint16).numpy(), rows, inputs.float().numpy(), outputs.numpy())
+    else:
+        _float32(weight.numpy(), rows, inputs.numpy(), outputs.numpy())
+    return outputs
+
+
+def set_threads() -> None:
+    """As many as torch has, at most as many as numba was started with."""
+    numba.set_num_threads(min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS))

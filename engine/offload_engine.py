@@ -1,0 +1,287 @@
+"""The engine: weights really move. Slots are buffers in fast memory, and a link brings experts from where they wait.
+
+It makes the same decision as the other instruments and does what the decision says: a fetch is a read that the model
+waits for, a background load is a read beside the model's compute. One lane; decoding goes one token at a time.
+
+    model, attachment, store = ...                                       # engine.offload_model
+    with Link(store, limits=None) as link:
+        engine = Engine(attachment, link, slots=64, demand=demand)
+        engine.use(policy, completion="real")                            # warm start: reads the residents
+        with engine.phase("decode"):
+            model(input_ids[:, t : t + 1], past_key_values=cache)
+    engine.log()
+
+Prefill is exact: the `fetch` decision scans its tokens for state alone, every expert that is not resident is read at
+most once a layer, into the row it ends in or through a staging buffer, and the residents at the end are the scan's.
+
+Completion of background loads: `next_step` waits for them at the next event of their layer, as the emulator assumes;
+`real` takes them when they are there.
+"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import torch
+
+from engine.decision import ARRIVED, FETCHED, ISSUED, MISS_RULES, MOVE, cancel_load, complete_load
+from engine.errors import UserError, error
+from engine.experts import decode_token, run_expert
+from engine.hook import Attachment, Call
+from engine.kernels import set_threads
+from engine.link import Link, Place, Transfer
+from engine.log import DecisionLog, LogWriter
+from engine.phase import PhasedHandler
+from engine.policies import Policy
+from engine.residency import Demand, Residency, check_slots
+from engine.slots import NOBODY, Slots
+
+COMPLETIONS = ("next_step", "real")
+
+
+class Engine(PhasedHandler):
+    """One attached model whose experts live in slots; `use` says under which policy. Owns slots, residency and log."""
+
+    decodes_wide = False  # one token at a time
+
+    def __init__(self, attachment: Attachment, link: Link, *, slots: int, demand: Demand | None = None) -> None:
+        """demand: calibration demand for the warm start, None starts cold. UserError on slots that cannot be."""
+        check_slots(slots, attachment.experts, attachment.top_k)
+        self._attachment, self.link, self._demand = attachment, link, demand
+        layers = len(attachment.layers)
+        self.slots = Slots(link.store.layout, layers=layers, slots=slots, device=attachment.model.device.type)
+        self.slots.give_to(attachment.layers)
+        self._loads: list[dict[int, Transfer]] = [{} for _ in range(layers)]  # pending, by expert
+        self._written = LogWriter(layers)
+        self.failures: list[str] = []  # background loads that failed, and why
+        self.residency: Residency | None = None
+        self.stalled_s = 0.0  # waited for records, in all
+        self._broken = False
+        set_threads()
+        attachment.handler = self._experts
+
+    # ---- policy, start, log ----------------------------------------------------------------------------------------
+    def use(self, policy: Policy, *, completion: str = "next_step") -> None:
+        """From now on this policy, from the warm (or cold) start."""
+        if completion not in COMPLETIONS:
+            raise error(f"completion '{completion}'", " or ".join(COMPLETIONS), "choose one of them")
+        if policy.clairvoyant:
+            raise error(
+                f"policy '{policy.id}' (eviction belady) in the engine",
+                "a policy that does not need the future",
+                "replay it over a recorded trace (engine.trace)",
+            )
+        attachment = self._attachment
+        rule = policy.rule(sigmoid=attachment.sigmoid, delay=1 if completion == "next_step" else 0)
+        self._prefill_rule = rule._replace(miss=MISS_RULES["fetch"])
+        self._drain()
+        self.policy, self.completion = policy, completion
+        self.residency = Residency(
+            layers=len(attachment.layers),
+            experts=attachment.experts,
+            top_k=attachment.top_k,
+            slots=self.slots.slots,
+            rule=rule,
+        )
+        if self._demand is not None:
+            self.residency.warm(self._demand)
+        self.clear_log()
+        self.restart()
+
+    def restart(self) -> None:
+        """Back to the start (continuity `restart`): what its residents lack is read, at the link's full speed."""
+        self._drain()
+        self._broken = False
+        self.residency.restart(0)
+        for layer, slots in enumerate(self.residency.state.slots):
+            for row, expert in self.slots.arrange(layer, slots["expert"]):
+                self._read([(row, expert)], layer, throttled=False)
+
+    def clear_log(self) -> None:
+        self._written.clear()
+
+    def log(self, **provenance: str) -> DecisionLog:
+        """Everything decided in decode phases since the last `clear_log`, in the order of the calls."""
+        return self._written.log(**provenance)
+
+    def _drain(self) -> None:
+        """No load is pending any more: queued ones are forgotten, the one in transit is waited for."""
+        for layer, loads in enumerate(self._loads):
+            for expert, transfer in loads.items():
+                held = self.link.withdraw(transfer) or not _ended_well(transfer)
+                if held:
+                    self.slots.held[layer, self.slots.held[layer] == expert] = NOBODY
+            loads.clear()
+
+    # ---- the handler -----------------------------------------------------------------------------------------------
+    def _experts(self, call: Call) -> torch.Tensor:
+        self._rows_of_lanes(len(call.hidden))  # refuses a call outside a phase
+        if self.residency is None:
+            raise RuntimeError("no policy is in use")
+        if self._broken:
+            raise error("an engine whose last read failed", "a whole state", "call restart()")
+        self._broken = True  # until this call has ended well: no slot may claim what it does not hold
+        output = self._prefill(call) if self._phase.kind == "prefill" else self._decode(call)
+        self._broken = False
+        return output
+
+    def _decode(self, call: Call) -> torch.Tensor:
+        layer = call.layer
+        if len(call.hidden) != 1:
+            raise error(f"{len(call.hidden)} tokens in one decode step", "one", "decode token by token")
+        arrived = self._take_arrivals(layer)
+        decided, moves = self._decide(call, None)
+        moves = np.concatenate([arrived, moves])
+        self._written.append(layer, decided, moves)
+        self._bring(layer, moves)
+        executed = decided.executed[0]
+        kept = executed >= 0  # the others were dropped
+        slots = self.residency.state.experts[layer]["slot"][executed[kept]]
+        rows = self.slots.row_of_slot[layer, slots]
+        output = decode_token(call.module, self.slots.parameters[layer], call.hidden, rows, decided.weights[0][kept])
+        for move in moves[moves["cause"] == ISSUED]:
+            self._issue(layer, int(move["slot"]), int(move["expert"]))
+        return output
+
+    def _decide(self, call: Call, rule):
+        scores = call.scores.detach().cpu().numpy()
+        return self.residency.decide(
+            0,
+            call.layer,
+            call.index.cpu().numpy(),
+            call.weights.detach().float().cpu().numpy(),
+            scores,
+            scores if call.logits is call.scores else call.logits.detach().cpu().numpy(),
+            rule=rule,
+        )
+
+    # ---- loads -------------------------------------------------------------------------------------------------------
+    def _take_arrivals(self, layer: int) -> np.ndarray:
+        """Completion `real`: loads of this layer whose transfer has ended are resident from this event on."""
+        moves = []
+        if self.completion == "real" and self._loads[layer]:
+            slots, experts, row = (array[layer] for array in self.residency.state)
+            for expert, transfer in list(self._loads[layer].items()):
+                if transfer.state not in ("done", "failed"):
+                    continue
+                del self._loads[layer][expert]
+                slot = experts[expert]["load_slot"]
+                if transfer.state == "failed":
+                    self._forget(layer, expert, transfer)
+                else:
+                    complete_load(slots, experts, row, expert)
+                    moves.append((row["step"], expert, slot, -1, ARRIVED))
+        return np.array(moves, MOVE)
+
+    def _forget(self, layer: int, expert: int, transfer: Transfer) -> None:
+        """A background load has failed: nobody is in its slot, and the run goes on."""
+        self.failures.append(f"layer {layer}, expert {expert}: {transfer.error}")
+        cancel_load(*(array[layer] for array in self.residency.state), expert)
+        self.slots.held[layer, self.slots.held[layer] == expert] = NOBODY
+
+    def _bring(self, layer: int, moves: np.ndarray) -> None:
+        """Wait until everything that this event runs is there."""
+        began, wanted, loads = time.perf_counter(), [], self._loads[layer]
+        for move in moves[moves["cause"] != ISSUED]:
+            expert = int(move["expert"])
+            row = int(self.slots.row_of_slot[layer, move["slot"]])
+            if move["cause"] == FETCHED:
+                wanted.append((row, expert))
+            elif expert in loads and not self._there(layer, expert, loads.pop(expert)):  # promoted, or due by now
+                wanted.append((row, expert))
+        if wanted:
+            self._read(wanted, layer)
+        self.stalled_s += time.perf_counter() - began
+
+    def _there(self, layer: int, expert: int, transfer: Transfer) -> bool:
+        """Whether a load that is needed now is there, or was in transit and has been waited for."""
+        if self.link.withdraw(transfer):
+            return False
+        if _ended_well(transfer):
+            return True
+        self.failures.append(f"layer {layer}, expert {expert}: {transfer.error}")
+        return False
+
+    def _read(self, wanted: list[tuple[int, int]], layer: int, *, throttled: bool = True) -> None:
+        """(row, expert) of one layer, in the foreground."""
+        rows = [row for row, _ in wanted]
+        self.slots.held[layer, rows] = NOBODY
+        self.link.fetch([Place(layer, e, self.slots.record(layer, row)) for row, e in wanted], throttled=throttled)
+        self.slots.held[layer, rows] = [expert for _, expert in wanted]
+
+    def _issue(self, layer: int, slot: int, expert: int) -> None:
+        row = int(self.slots.row_of_slot[layer, slot])
+        self.slots.held[layer, row] = expert  # on its way
+        self._loads[layer][expert] = self.link.issue(Place(layer, expert, self.slots.record(layer, row)))
+
+    # ---- prefill -----------------------------------------------------------------------------------------------------
+    def _prefill(self, call: Call) -> torch.Tensor:
+        layer = call.layer
+        self._settle_loads(layer)
+        self._decide(call, self._prefill_rule)
+        needed = torch.unique(call.index).tolist()
+        rows = self.slots.rows_of(layer, self._attachment.experts)
+        state = self.residency.state.slots[layer]
+        if (rows[needed] != NOBODY).all():
+            index = torch.from_numpy(rows).to(call.index.device)[call.index]
+            output = call.compute(index.to(call.index.dtype), call.weights)
+            to_read = self.slots.arrange(layer, np.where(state["expert"] >= 0, state["expert"], state["load"]))
+        else:
+            output, to_read = self._prefill_in_parts(call, needed, rows, state)
+        for row, expert in to_read:  # loads that this scan has issued
+            self.slots.held[layer, row] = expert
+            self._loads[layer][expert] = self.link.issue(Place(layer, expert, self.slots.record(layer, row)))
+        return output
+
+    def _prefill_in_parts(self, call: Call, needed: list[int], rows: np.ndarray, state: np.ndarray):
+        """First those that are here; then rows change hands and the others are read, a few at a time."""
+        layer, output = call.layer, torch.zeros_like(call.hidden)
+        parameters = self.slots.parameters[layer]
+        for expert in needed:
+            if rows[expert] != NOBODY:
+                self._add(call, expert, {name: tensor[rows[expert]] for name, tensor in parameters.items()}, output)
+        to_read = self.slots.arrange(layer, np.where(state["expert"] >= 0, state["expert"], state["load"]))
+        row_of = {expert: row for row, expert in to_read}
+        missing = [expert for expert in needed if rows[expert] == NOBODY]
+        for first in range(0, len(missing), self.slots.staging):
+            batch = missing[first : first + self.slots.staging]
+            places = []
+            for place, expert in enumerate(batch):
+                staying = expert in row_of
+                places.append(self.slots.record(layer, row_of[expert]) if staying else self.slots.stage(place))
+            self.link.fetch([Place(layer, e, target) for e, target in zip(batch, places, strict=True)])
+            for place, expert in enumerate(batch):
+                if expert in row_of:
+                    self.slots.held[layer, row_of[expert]] = expert
+                    one = {name: tensor[row_of[expert]] for name, tensor in parameters.items()}
+                else:
+                    one = {name: tensor[place] for name, tensor in self.slots.staged.items()}
+                self._add(call, expert, one, output)
+        return output, [(row, expert) for row, expert in to_read if expert not in missing]
+
+    def _add(self, call: Call, expert: int, parameters: dict[str, torch.Tensor], output: torch.Tensor) -> None:
+        """Add what one expert gives the tokens that chose it to output [T, D]."""
+        tokens, place = torch.where(call.index == expert)
+        found = run_expert(call.module, parameters, call.hidden[tokens])
+        output.index_add_(0, tokens, (found * call.weights[tokens, place, None]).to(output.dtype))
+
+    def _settle_loads(self, layer: int) -> None:
+        """Pending loads of a layer end before a prefill of it; their bytes stay in their rows."""
+        slots, experts, row = (array[layer] for array in self.residency.state)
+        for expert, transfer in self._loads[layer].items():
+            if _ended_well(transfer):
+                if self.completion == "real":
+                    complete_load(slots, experts, row, expert)
+            else:
+                self._forget(layer, expert, transfer)
+        self._loads[layer].clear()
+
+
+def _ended_well(transfer: Transfer) -> bool:
+    """Wait for a transfer's end; False where it failed."""
+    try:
+        transfer.wait()
+    except UserError:
+        return False
+    return True
