@@ -1,8 +1,8 @@
 """One token, or one expert, computed out of slots: what the engine runs in place of transformers' gather.
 
 Both follow the interface that transformers gives every experts module (`has_gate`, `has_bias`, `is_transposed`,
-`has_post_expert_norm`, `_apply_gate`), so there is no code for a family. Parameters are dicts by the module's own names,
-[R, ...] of R rows or [...] of one expert.
+`has_post_expert_norm`, `_apply_gate`), so there is no code for a family. Parameters are dicts by the module's own
+names, [R, ...] of R rows or [...] of one expert.
 
     decode_token(module, layout.views(buffer), hidden, rows, weights)      # [1, D], K experts where they lie
     run_expert(module, one_expert, hidden)                                 # [T, D], one expert for T tokens
@@ -20,7 +20,7 @@ from engine.kernels import DTYPES, products
 def decode_token(
     module: nn.Module, parameters: dict[str, torch.Tensor], hidden: torch.Tensor, rows: np.ndarray, weights: np.ndarray
 ) -> torch.Tensor:
-    """hidden [1, D], rows [K] int64 of the parameters [R, ...], weights [K] float32. Returns [1, D]; copies no weight."""
+    """hidden [1, D], rows [K] int64 of parameters [R, ...], weights [K] float32. Returns [1, D]; copies no weight."""
     up = parameters["gate_up_proj" if module.has_gate else "up_proj"]
     if up.device.type != "cpu" or up.dtype not in DTYPES or module.is_transposed:
         return _one_by_one(module, parameters, hidden, rows, weights)
@@ -50,7 +50,7 @@ def _linear(module: nn.Module, hidden: torch.Tensor, weight: torch.Tensor) -> to
 
 
 def _up(module: nn.Module, parameters: dict[str, torch.Tensor], product: torch.Tensor, rows) -> torch.Tensor:
-    """What follows the first product: bias, then gate or activation. rows: of the parameters, ... where they are one's."""
+    """What follows the first product: bias, then gate or activation. rows: of the parameters, ... if they are one's."""
     if module.has_bias:
         product = product + parameters["gate_up_proj_bias" if module.has_gate else "up_proj_bias"][rows]
     return module._apply_gate(product) if module.has_gate else module.act_fn(product)

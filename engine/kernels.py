@@ -51,7 +51,7 @@ def _float32(weight, rows, inputs, outputs):
 
 
 def products(weight: torch.Tensor, rows: np.ndarray, inputs: torch.Tensor) -> torch.Tensor:
-    """weight [R, O, I] in one of DTYPES, rows contiguous; rows [K] int64; inputs [K or 1, I]. Returns [K, O] float32."""
+    """weight [R, O, I] in one of DTYPES, each row in one piece; rows [K] int64; inputs [K or 1, I]: [K, O] float32."""
     outputs = torch.empty(len(rows), weight.shape[1])
     if weight.dtype == torch.bfloat16:
         _bfloat16(weight.view(torch.uint16).numpy(), rows, inputs.float().numpy(), outputs.numpy())

@@ -47,8 +47,10 @@ class DecisionLog:
     def events(self) -> int:
         return self.kind.shape[0] * self.kind.shape[1]
 
-    def save(self, path: str | Path) -> None:
+    def save(self, path: str | Path, beside: dict[str, np.ndarray] | None = None) -> None:
+        """beside: other arrays of the run, under names of their own (`load_beside`)."""
         arrays = {name: np.ascontiguousarray(getattr(self, name)) for name in _ARRAYS}
+        arrays |= {name: np.ascontiguousarray(array) for name, array in (beside or {}).items()}
         with atomic(path) as temporary:
             facts = json.dumps({"schema": SCHEMA, **self.provenance}, sort_keys=True)
             save_file(arrays, temporary, metadata={"expertmiss": facts})  # one key: safetensors does not order them
@@ -70,6 +72,12 @@ def load_log(path: str | Path) -> DecisionLog:
     if wrong or len(shape) != 3:
         raise error(f"{path}: {', '.join(wrong) or 'executed'} of another type or shape", "[T, L, K]", "write it again")
     return DecisionLog(**arrays, provenance=metadata)
+
+
+def load_beside(path: str | Path) -> dict[str, np.ndarray]:
+    """The arrays that a log was saved with beside its own."""
+    with safe_open(path, framework="numpy") as file:
+        return {name: file.get_tensor(name) for name in file.keys() if name not in _ARRAYS}  # noqa: SIM118
 
 
 def _facts(text: str) -> dict[str, str]:

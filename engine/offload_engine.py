@@ -90,13 +90,16 @@ class Engine(PhasedHandler):
         self.restart()
 
     def restart(self) -> None:
-        """Back to the start (continuity `restart`): what its residents lack is read, at the link's full speed."""
+        """Back to the start (continuity `restart`): what its residents lack is read, not throttled."""
         self._drain()
         self._broken = False
         self.residency.restart(0)
-        for layer, slots in enumerate(self.residency.state.slots):
-            for row, expert in self.slots.arrange(layer, slots["expert"]):
-                self._read([(row, expert)], layer, throttled=False)
+        limits, self.link.limits = self.link.limits, None
+        try:
+            for layer, slots in enumerate(self.residency.state.slots):
+                self._read(self.slots.arrange(layer, slots["expert"]), layer)
+        finally:
+            self.link.limits = limits
 
     def clear_log(self) -> None:
         self._written.clear()
@@ -182,16 +185,15 @@ class Engine(PhasedHandler):
 
     def _bring(self, layer: int, moves: np.ndarray) -> None:
         """Wait until everything that this event runs is there."""
-        began, wanted, loads = time.perf_counter(), [], self._loads[layer]
+        began, loads = time.perf_counter(), self._loads[layer]
+        wanted: dict[int, int] = {}  # by row: who arrives in an event may leave in it for one that is fetched
         for move in moves[moves["cause"] != ISSUED]:
             expert = int(move["expert"])
             row = int(self.slots.row_of_slot[layer, move["slot"]])
-            if move["cause"] == FETCHED:
-                wanted.append((row, expert))
-            elif expert in loads and not self._there(layer, expert, loads.pop(expert)):  # promoted, or due by now
-                wanted.append((row, expert))
+            if move["cause"] == FETCHED or (expert in loads and not self._there(layer, expert, loads.pop(expert))):
+                wanted[row] = expert
         if wanted:
-            self._read(wanted, layer)
+            self._read(list(wanted.items()), layer)
         self.stalled_s += time.perf_counter() - began
 
     def _there(self, layer: int, expert: int, transfer: Transfer) -> bool:
@@ -203,17 +205,17 @@ class Engine(PhasedHandler):
         self.failures.append(f"layer {layer}, expert {expert}: {transfer.error}")
         return False
 
-    def _read(self, wanted: list[tuple[int, int]], layer: int, *, throttled: bool = True) -> None:
+    def _read(self, wanted: list[tuple[int, int]], layer: int) -> None:
         """(row, expert) of one layer, in the foreground."""
         rows = [row for row, _ in wanted]
         self.slots.held[layer, rows] = NOBODY
-        self.link.fetch([Place(layer, e, self.slots.record(layer, row)) for row, e in wanted], throttled=throttled)
+        self.link.fetch([Place(layer, e, self.slots.target(layer, row)) for row, e in wanted])
         self.slots.held[layer, rows] = [expert for _, expert in wanted]
 
     def _issue(self, layer: int, slot: int, expert: int) -> None:
         row = int(self.slots.row_of_slot[layer, slot])
         self.slots.held[layer, row] = expert  # on its way
-        self._loads[layer][expert] = self.link.issue(Place(layer, expert, self.slots.record(layer, row)))
+        self._loads[layer][expert] = self.link.issue(Place(layer, expert, self.slots.target(layer, row)))
 
     # ---- prefill -----------------------------------------------------------------------------------------------------
     def _prefill(self, call: Call) -> torch.Tensor:
@@ -231,7 +233,7 @@ class Engine(PhasedHandler):
             output, to_read = self._prefill_in_parts(call, needed, rows, state)
         for row, expert in to_read:  # loads that this scan has issued
             self.slots.held[layer, row] = expert
-            self._loads[layer][expert] = self.link.issue(Place(layer, expert, self.slots.record(layer, row)))
+            self._loads[layer][expert] = self.link.issue(Place(layer, expert, self.slots.target(layer, row)))
         return output
 
     def _prefill_in_parts(self, call: Call, needed: list[int], rows: np.ndarray, state: np.ndarray):
@@ -249,7 +251,7 @@ class Engine(PhasedHandler):
             places = []
             for place, expert in enumerate(batch):
                 staying = expert in row_of
-                places.append(self.slots.record(layer, row_of[expert]) if staying else self.slots.stage(place))
+                places.append(self.slots.target(layer, row_of[expert]) if staying else self.slots.stage(place))
             self.link.fetch([Place(layer, e, target) for e, target in zip(batch, places, strict=True)])
             for place, expert in enumerate(batch):
                 if expert in row_of:

@@ -49,12 +49,12 @@ class Slots:
                 setattr(module, name, nn.Parameter(tensor, requires_grad=False))
             module.num_experts = self.slots
 
-    def record(self, layer: int, row: int) -> torch.Tensor:
-        """One row's bytes [record_bytes]."""
-        return self._buffers[layer][row]
+    def target(self, layer: int, row: int) -> memoryview:
+        """One row's bytes [record_bytes], to be written."""
+        return memoryview(self._buffers[layer][row].numpy())
 
-    def stage(self, place: int) -> torch.Tensor:
-        return self._staging[place]
+    def stage(self, place: int) -> memoryview:
+        return memoryview(self._staging[place].numpy())
 
     def rows_of(self, layer: int, experts: int) -> np.ndarray:
         """Of every expert [E] the row that holds it, or NOBODY."""

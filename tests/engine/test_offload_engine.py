@@ -1,0 +1,250 @@
+"""Laws and agreement: the engine executes what the emulator executes, out of slots that really hold it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from engine.emulator import Emulator
+from engine.errors import UserError
+from engine.generate import generate
+from engine.harness import decode
+from engine.hook import attach
+from engine.link import Link
+from engine.log import count
+from engine.offload_engine import Engine
+from engine.policies import load_policies
+from engine.recheck import Recheck
+from engine.residency import Demand
+from tests.engine.engine_cases import ModelStore
+
+POLICIES = load_policies(Path(__file__).parents[2] / "config" / "policies.tsv")
+NAMES = [name for name, policy in POLICIES.items() if not policy.clairvoyant]
+TOKENS = 40
+
+
+@pytest.fixture(autouse=True)
+def inference():
+    with torch.inference_mode():
+        yield
+
+
+class Both:
+    """A family's model twice: one for the emulator, one whose experts are behind a link."""
+
+    def __init__(self, tiny_moe, family="qwen3_moe") -> None:
+        self.whole, self.model = tiny_moe(family), tiny_moe(family)
+        self.attachment = attach(self.model)
+        self.store = ModelStore(self.attachment.layers)
+        self.experts, self.top_k = self.attachment.experts, self.attachment.top_k
+
+    def engine(self, policy: str, slots: int, completion="next_step", demand=None) -> Engine:
+        self.link = Link(self.store, readers=2)
+        engine = Engine(self.attachment, self.link, slots=slots, demand=demand)
+        engine.use(POLICIES[policy], completion=completion)
+        return engine
+
+
+@pytest.fixture
+def both(tiny_moe):
+    made = Both(tiny_moe)
+    yield made
+    if hasattr(made, "link"):
+        made.link.close()
+
+
+def text(length=TOKENS, seed=1):
+    return torch.randint(0, 128, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def emulated(model, policy: str, slots: int, ids: list[int]):
+    """Losses and log of the same tokens, in one wide pass."""
+    with attach(model) as attachment:
+        emulator = Emulator(attachment, POLICIES[policy], slots=slots)
+        with emulator.phase("decode"):
+            logits = model(input_ids=torch.tensor([ids[:-1]]), use_cache=False).logits[0]
+        return -logits.log_softmax(-1)[torch.arange(len(ids) - 1), ids[1:]].numpy(), emulator.log()
+
+
+@pytest.mark.parametrize("slots", [4, 6, 16])
+@pytest.mark.parametrize("policy", NAMES)
+def test_the_engine_decides_and_computes_as_the_emulator(both, policy, slots):
+    """Agreement (a) and (b): next_step, one random text; bit-equal decisions, losses up to rounding."""
+    engine = both.engine(policy, slots)
+    ids = text()
+    timed = decode(both.model, engine, [ids])
+    losses, wanted = emulated(both.whole, policy, slots, ids)
+    found = engine.log()
+    for name in ("executed", "kind", "first"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(wanted, name), name)
+    np.testing.assert_allclose(found.weights, wanted.weights, rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(found.moves[np.lexsort(found.moves.T)], wanted.moves[np.lexsort(wanted.moves.T)])
+    np.testing.assert_allclose(timed.losses, losses, rtol=1e-4, atol=1e-4)
+
+
+def test_slots_hold_what_the_decision_says(both):
+    engine = both.engine("quality_first", 6)
+    decode(both.model, engine, [text()])
+    engine.restart()
+    decode(both.model, engine, [text(seed=2)])
+    check_slots_hold_their_experts(both, engine)
+
+
+def check_slots_hold_their_experts(both, engine):
+    for layer, module in enumerate(both.whole.model.layers):
+        for slot, expert in enumerate(engine.residency.state.slots[layer]["expert"]):
+            if expert >= 0:
+                row = engine.slots.row_of_slot[layer, slot]
+                assert engine.slots.held[layer, row] == expert
+                for name, tensor in engine.slots.parameters[layer].items():
+                    torch.testing.assert_close(tensor[row], getattr(module.mlp.experts, name)[expert])
+
+
+@pytest.mark.parametrize("policy", NAMES)
+def test_all_experts_resident_is_the_stock_model(tiny_moe, family, policy):
+    """S = E, warm: the stock model's logits in prefill and decoding, and K x events hits."""
+    both = Both(tiny_moe, family)
+    demand = Demand(np.ones((both.store.layers, both.experts), np.int64), 1)
+    engine = both.engine(policy, both.experts, demand=demand)
+    prompt = text(12)
+    with engine.phase("prefill"):
+        found = both.model(input_ids=torch.tensor([prompt]), use_cache=True)
+    wanted = both.whole(input_ids=torch.tensor([prompt]), use_cache=True)
+    torch.testing.assert_close(found.logits, wanted.logits, rtol=1e-4, atol=1e-4)
+    cache, stock_cache = found.past_key_values, wanted.past_key_values
+    for token in text(2, seed=3):
+        with engine.phase("decode"):
+            found = both.model(input_ids=torch.tensor([[token]]), past_key_values=cache, use_cache=True)
+        wanted = both.whole(input_ids=torch.tensor([[token]]), past_key_values=stock_cache, use_cache=True)
+        torch.testing.assert_close(found.logits, wanted.logits, rtol=1e-4, atol=1e-4)
+    assert count(engine.log())["hits"] == 2 * both.top_k * both.store.layers
+    both.link.close()
+
+
+@pytest.mark.parametrize("slots", [4, 7, 15])
+def test_prefill_is_exact_and_leaves_the_scans_residents(both, slots):
+    engine = both.engine("speed_first", slots)
+    prompt = text(30)
+    with engine.phase("prefill"):
+        found = both.model(input_ids=torch.tensor([prompt])).logits
+    torch.testing.assert_close(found, both.whole(input_ids=torch.tensor([prompt])).logits, rtol=1e-4, atol=1e-4)
+    for layer in range(both.store.layers):  # each at most once a layer call
+        read = [expert for where, expert in both.store.reads if where == layer]
+        assert len(read) == len(set(read))
+    with attach(both.whole) as attachment:
+        emulator = Emulator(attachment, POLICIES["speed_first"], slots=slots)
+        with emulator.phase("prefill"):
+            both.whole(input_ids=torch.tensor([prompt]))
+    np.testing.assert_array_equal(engine.residency.state.slots["expert"], emulator.residency.state.slots["expert"])
+    check_slots_hold_their_experts(both, engine)
+
+
+@pytest.mark.parametrize("completion", ["next_step", "real"])
+@pytest.mark.parametrize("policy", NAMES)
+def test_generation_after_a_prompt_goes_on_from_its_slots(both, policy, completion):
+    engine = both.engine(policy, 6, completion)
+    tokens = list(generate(both.model, engine, text(20), max_new_tokens=20))
+    check_slots_hold_their_experts(both, engine)
+    if POLICIES[policy].lossless:
+        whole = both.whole
+        ids = text(20)
+        for token in tokens:
+            assert token == int(whole(input_ids=torch.tensor([ids])).logits[0, -1].argmax())
+            ids.append(token)
+
+
+@pytest.mark.parametrize("completion", ["next_step", "real"])
+@pytest.mark.parametrize("policy", NAMES)
+def test_a_timed_runs_log_is_decided_again_without_a_difference(both, policy, completion):
+    """Whole logs re-scored: losses of the forced log are the run's own, and no event would be decided otherwise."""
+    engine = both.engine(policy, 6, completion)
+    ids = text()
+    timed = decode(both.model, engine, [ids])
+    with attach(both.whole) as attachment:
+        recheck = Recheck(attachment, engine.log(), POLICIES[policy], slots=6, demand=None)
+        with recheck.phase("decode"):
+            logits = both.whole(input_ids=torch.tensor([ids[:-1]]), use_cache=False).logits[0]
+    assert recheck.finished and recheck.differences() == 0
+    losses = -logits.log_softmax(-1)[torch.arange(len(ids) - 1), ids[1:]].numpy()
+    np.testing.assert_allclose(timed.losses, losses, rtol=1e-4, atol=1e-4)
+
+
+def test_recheck_sees_a_forged_log(both):
+    engine = both.engine("rule_015", 6)
+    ids = text()
+    decode(both.model, engine, [ids])
+    log = engine.log()
+    log.kind[17, 1, 2] ^= 1
+    with attach(both.whole) as attachment:
+        recheck = Recheck(attachment, log, POLICIES["rule_015"], slots=6, demand=None)
+        with recheck.phase("decode"):
+            both.whole(input_ids=torch.tensor([ids[:-1]]), use_cache=False)
+    assert recheck.differences() >= 1
+
+
+# ---- faults ----------------------------------------------------------------------------------------------------------
+def test_a_failed_read_stops_the_engine_until_it_is_restarted(both):
+    engine = both.engine("fetch_lfu_decay", 4)
+    both.store.broken = {(1, expert) for expert in range(16)}
+    with pytest.raises(UserError, match="layer 1, expert"):
+        decode(both.model, engine, [text()])
+    both.store.broken = set()
+    with pytest.raises(UserError, match="restart"):
+        decode(both.model, engine, [text()])
+    engine.restart()
+    ids = text()
+    timed = decode(both.model, engine, [ids])
+    np.testing.assert_allclose(timed.losses, emulated(both.whole, "fetch_lfu_decay", 4, ids)[0], rtol=1e-4, atol=1e-4)
+    check_slots_hold_their_experts(both, engine)
+
+
+@pytest.mark.parametrize("completion", ["next_step", "real"])
+def test_a_failed_background_load_is_reported_and_no_slot_claims_it(both, completion):
+    engine = both.engine("speed_first", 6, completion)
+    read = both.store.read
+    tried = []
+
+    def once_broken(layer, expert, target):
+        """Every background load fails; the same expert can then be fetched."""
+        if "background" in threading.current_thread().name:
+            tried.append((layer, expert))
+            raise OSError(5, "Input/output error")
+        return read(layer, expert, target)
+
+    def issue_and_begin(place):
+        """A load that has not begun would be fetched in the foreground instead."""
+        transfer = issue(place)
+        while transfer.state == "queued":
+            time.sleep(1e-4)
+        return transfer
+
+    issue, both.link.issue = both.link.issue, issue_and_begin
+    both.store.read = once_broken
+    decode(both.model, engine, [text(60)])
+    engine.restart()  # all transfers have ended
+    assert tried and engine.failures and "Input/output error" in engine.failures[0]
+    assert not both.link.journal()["bytes"][~both.link.journal()["foreground"]].any()
+    decode(both.model, engine, [text(60, seed=5)])
+    check_slots_hold_their_experts(both, engine)
+
+
+@pytest.mark.parametrize("slots", [0, 1, 3, 17])
+def test_slots_that_cannot_be_are_refused(both, slots):
+    with pytest.raises(UserError, match=f"{slots} slots a layer"):
+        both.engine("rule_015", slots)
+
+
+def test_belady_is_refused_by_name(both):
+    with pytest.raises(UserError, match="belady"):
+        both.engine("fetch_belady", 6)
+
+
+def test_several_tokens_in_one_decode_step_are_refused(both):
+    engine = both.engine("rule_015", 6)
+    with pytest.raises(UserError, match="3 tokens in one decode step"), engine.phase("decode"):
+        both.model(input_ids=torch.tensor([[1, 2, 3]]))
