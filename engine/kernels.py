@@ -15,48 +15,80 @@ import torch
 from numba import njit, prange
 
 _BLOCK = 64  # outputs a thread takes at once: many to a thread, and each long enough to be worth waking one
-_OPTIONS = {"cache": True, "fastmath": True, "nogil": True, "parallel": True}  # fastmath: sums in vectors
-DTYPES = (torch.bfloat16, torch.float32)
+_WAKING_BYTES = 1 << 21  # fewer are read by the calling thread while another would wake up
+_OPTIONS = {"cache": True, "fastmath": True, "nogil": True}  # fastmath: sums in vectors
 
 
+@njit(inline="always")
+def _jobs(outputs):
+    """Blocks of outputs, of all K."""
+    return outputs.shape[0] * ((outputs.shape[1] + _BLOCK - 1) // _BLOCK)
+
+
+@njit(inline="always", fastmath=True)
+def _bfloat16_block(weight, rows, inputs, outputs, job):
+    """weight [R, O, I] uint16, the upper halves of float32 numbers."""
+    blocks = (outputs.shape[1] + _BLOCK - 1) // _BLOCK
+    k, first = job // blocks, job % blocks * _BLOCK
+    x = inputs[min(k, inputs.shape[0] - 1)]
+    for o in range(first, min(first + _BLOCK, outputs.shape[1])):
+        line = weight[rows[k], o]
+        total = np.float32(0.0)
+        for i in range(x.size):
+            total += np.uint32(np.uint32(line[i]) << np.uint32(16)).view(np.float32) * x[i]
+        outputs[k, o] = total
+
+
+@njit(inline="always", fastmath=True)
+def _float32_block(weight, rows, inputs, outputs, job):
+    blocks = (outputs.shape[1] + _BLOCK - 1) // _BLOCK
+    k, first = job // blocks, job % blocks * _BLOCK
+    x = inputs[min(k, inputs.shape[0] - 1)]
+    for o in range(first, min(first + _BLOCK, outputs.shape[1])):
+        line = weight[rows[k], o]
+        total = np.float32(0.0)
+        for i in range(x.size):
+            total += line[i] * x[i]
+        outputs[k, o] = total
+
+
+# four functions and not two compiled twice: numba's cache does not know `parallel`
 @njit(**_OPTIONS)
 def _bfloat16(weight, rows, inputs, outputs):
-    """weight [R, O, I] uint16, the upper halves of float32 numbers."""
-    count, width = outputs.shape
-    blocks = (width + _BLOCK - 1) // _BLOCK
-    for job in prange(count * blocks):
-        k, first = job // blocks, job % blocks * _BLOCK
-        x = inputs[min(k, inputs.shape[0] - 1)]
-        for o in range(first, min(first + _BLOCK, width)):
-            line = weight[rows[k], o]
-            total = np.float32(0.0)
-            for i in range(x.size):
-                total += np.uint32(np.uint32(line[i]) << np.uint32(16)).view(np.float32) * x[i]
-            outputs[k, o] = total
+    for job in range(_jobs(outputs)):
+        _bfloat16_block(weight, rows, inputs, outputs, job)
+
+
+@njit(parallel=True, **_OPTIONS)
+def _bfloat16_by_threads(weight, rows, inputs, outputs):
+    for job in prange(_jobs(outputs)):
+        _bfloat16_block(weight, rows, inputs, outputs, job)
 
 
 @njit(**_OPTIONS)
 def _float32(weight, rows, inputs, outputs):
-    count, width = outputs.shape
-    blocks = (width + _BLOCK - 1) // _BLOCK
-    for job in prange(count * blocks):
-        k, first = job // blocks, job % blocks * _BLOCK
-        x = inputs[min(k, inputs.shape[0] - 1)]
-        for o in range(first, min(first + _BLOCK, width)):
-            line = weight[rows[k], o]
-            total = np.float32(0.0)
-            for i in range(x.size):
-                total += line[i] * x[i]
-            outputs[k, o] = total
+    for job in range(_jobs(outputs)):
+        _float32_block(weight, rows, inputs, outputs, job)
+
+
+@njit(parallel=True, **_OPTIONS)
+def _float32_by_threads(weight, rows, inputs, outputs):
+    for job in prange(_jobs(outputs)):
+        _float32_block(weight, rows, inputs, outputs, job)
+
+
+_KERNELS = {torch.bfloat16: (_bfloat16, _bfloat16_by_threads), torch.float32: (_float32, _float32_by_threads)}
+DTYPES = tuple(_KERNELS)
 
 
 def products(weight: torch.Tensor, rows: np.ndarray, inputs: torch.Tensor) -> torch.Tensor:
     """weight [R, O, I] in one of DTYPES, each row in one piece; rows [K] int64; inputs [K or 1, I]: [K, O] float32."""
     outputs = torch.empty(len(rows), weight.shape[1])
+    alone, together = _KERNELS[weight.dtype]
+    run = together if len(rows) * weight[0].nbytes >= _WAKING_BYTES else alone
     if weight.dtype == torch.bfloat16:
-        _bfloat16(weight.view(torch.uint16).numpy(), rows, inputs.float().numpy(), outputs.numpy())
-    else:
-        _float32(weight.numpy(), rows, inputs.numpy(), outputs.numpy())
+        weight = weight.view(torch.uint16)
+    run(weight.numpy(), rows, inputs.float().numpy(), outputs.numpy())
     return outputs
 
 

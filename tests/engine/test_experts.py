@@ -66,7 +66,7 @@ def test_one_expert_gives_what_the_stock_experts_give_with_it_alone(tiny_moe, fa
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("outputs", "width"), [(1, 1), (63, 5), (64, 32), (65, 33), (200, 257)])
+@pytest.mark.parametrize(("outputs", "width"), [(1, 1), (63, 5), (65, 33), (200, 257), (700, 1030)])  # both ways
 @pytest.mark.parametrize("inputs", [1, 4])
 def test_products_are_matrix_products(dtype, outputs, width, inputs):
     """Also where sizes are no multiple of a vector or a block, and rows are read in any order."""
