@@ -1,0 +1,188 @@
+"""The engine on the command line: generate from a model that does not fit, and pack its experts so that they read fast.
+
+    python -m engine.offload generate --model PATH --policy quality_first --slots 25% --prompt "Once upon a time"
+    python -m engine.offload pack --model PATH --out STORE
+    python -m engine.offload verify STORE
+
+PATH is a Hugging Face checkpoint, read in place, or a packed store. `generate` streams text to standard output and ends
+with one line of JSON: what it took, and the ceiling that the link sets. The last line is all that a script need read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import resource
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from engine.demand import load_demand
+from engine.errors import error, main_guard, nearest
+from engine.log import count
+from engine.policies import find_policy, load_policies
+
+DTYPES = ("bfloat16", "float16", "float32")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m engine.offload", description=__doc__.splitlines()[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    one = commands.add_parser("generate", help="text, then one line of JSON")
+    one.add_argument("--model", required=True, help="a checkpoint folder or a packed store")
+    one.add_argument("--policy", required=True, help="id of the sheet")
+    one.add_argument("--policies", default="config/policies.tsv", help="the sheet")
+    one.add_argument("--slots", required=True, help="a layer: 64, or 25%% of its experts")
+    one.add_argument("--prompt", required=True)
+    one.add_argument("--max-new-tokens", type=int, default=64)
+    one.add_argument("--demand", help="calibration for the warm start; default: cold, no expert resident")
+    one.add_argument("--link", default="disk", help="disk, sdcard (throttled to one) or ram; default disk")
+    one.add_argument("--dtype", choices=DTYPES, help="default: the store's own, or what config.json says")
+    one.add_argument("--completion", default="real", choices=("next_step", "real"), help="of background loads")
+    one.add_argument("--threads", type=int, help="default: all cores")
+    two = commands.add_parser("pack", help="write a packed store")
+    two.add_argument("--model", required=True, help="a checkpoint folder")
+    two.add_argument("--out", required=True, help="a folder that does not exist yet")
+    two.add_argument("--dtype", choices=DTYPES, help="default: what config.json says")
+    three = commands.add_parser("verify", help="every record of a packed store against its checksum")
+    three.add_argument("store")
+    a = parser.parse_args()
+    {"generate": generate_text, "pack": pack_model, "verify": verify_store}[a.command](a)
+
+
+# ---- pack, verify ----------------------------------------------------------------------------------------------------
+def pack_model(a: argparse.Namespace) -> None:
+    from engine.checkpoint import CheckpointStore
+    from engine.pack import pack
+
+    with CheckpointStore(Path(a.model), model_dtype(a.model, a.dtype)) as store:
+        pack(store, Path(a.out), source=Path(a.model), leave_out=store.tensor_names, progress=_progress("pack"))
+
+
+def verify_store(a: argparse.Namespace) -> None:
+    from engine.store import verify
+
+    verify(Path(a.store), progress=_progress("verify"))
+    print(f"{a.store}: every record is what was packed")
+
+
+def _progress(title: str):
+    told = [time.perf_counter()]
+
+    def tell(done: int, total: int) -> None:
+        if time.perf_counter() - told[0] > 4 or done == total:
+            told[0] = time.perf_counter()
+            print(f"{title}: {done:,} of {total:,} records", file=sys.stderr, flush=True)
+
+    return tell
+
+
+def model_dtype(folder: str | Path, name: str | None):
+    """The torch dtype of that name; of None the packed store's, or the one in config.json."""
+    import torch
+    from transformers import AutoConfig
+
+    from engine.store import is_packed, read_manifest
+
+    if name is None and is_packed(folder):
+        return read_manifest(folder).layout.dtype
+    if name is None:
+        if not (Path(folder) / "config.json").is_file():
+            raise error(f"no config.json in {folder}", "a checkpoint folder or a packed store", "check --model")
+        found = AutoConfig.from_pretrained(folder).dtype
+        name = str(found or "float32").removeprefix("torch.")
+    if name not in DTYPES:
+        raise error(f"dtype '{name}'", "a dtype that experts can have", nearest(name, DTYPES))
+    return getattr(torch, name)
+
+
+# ---- generate ----------------------------------------------------------------------------------------------------------
+def generate_text(a: argparse.Namespace) -> None:
+    policy = find_policy(load_policies(a.policies), a.policy)
+    demand = load_demand(a.demand) if a.demand else None
+    for name, value in (("--max-new-tokens", a.max_new_tokens), ("--threads", a.threads)):
+        if value is not None and value < 1:
+            raise error(f"{name} {value}", "1 or more", "choose another number")
+    from engine.link import LINKS  # imports of seconds only once the arguments are sound
+
+    links = {**LINKS, "ram": None}
+    if a.link not in links:
+        raise error(f"link '{a.link}'", "a link that every host has", nearest(a.link, links))
+    import torch
+    import transformers
+
+    from engine.generate import generate
+    from engine.offload_model import OpenModel
+    from engine.residency import parse_slots
+
+    transformers.utils.logging.set_verbosity_error()
+    torch.set_num_threads(a.threads or len(os.sched_getaffinity(0)))
+    with OpenModel(a.model, model_dtype(a.model, a.dtype), ram=a.link == "ram") as opened:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(a.model)
+        slots = parse_slots(a.slots, opened.attachment.experts)
+        engine = opened.engine(slots=slots, demand=demand, limits=links[a.link], name=a.link)
+        engine.use(policy, completion=a.completion)
+        engine.link.clear()
+        ids = tokenizer(a.prompt, add_special_tokens=False)["input_ids"]
+        if tokenizer.bos_token_id is not None:
+            ids = [tokenizer.bos_token_id, *ids]
+        tokens, dates = [], [time.perf_counter()]
+        stalled = [engine.stalled_s]
+        stop = tokenizer.eos_token_id
+        for token in generate(opened.model, engine, ids, max_new_tokens=a.max_new_tokens, stop=stop):
+            dates.append(time.perf_counter())
+            stalled.append(engine.stalled_s)
+            before = tokenizer.decode(tokens)
+            tokens.append(token)
+            print(tokenizer.decode(tokens)[len(before) :], end="", flush=True)
+        print(flush=True)
+        print(json.dumps(_summary(engine, opened.store, np.diff(dates), np.diff(stalled)), allow_nan=False), flush=True)
+
+
+def _summary(engine, store, token_s: np.ndarray, stall_s: np.ndarray) -> dict:
+    """token_s, stall_s [n]: of every new token, the first with the prompt. Means are over the others, if there are."""
+    rest = slice(1, None) if len(token_s) > 1 else slice(None)
+    journal = engine.link.journal()
+    counts = count(engine.log()) if len(token_s) > 1 else None
+    decoded = max(len(token_s) - 1, 1)
+    best = _best_bytes_per_s(journal)
+    mean_s, waited_s = float(token_s[rest].mean()), float(stall_s[rest].mean())
+    record_bytes = engine.slots.layout.record_bytes
+    foreground = counts["fetches"] * record_bytes / decoded if counts else 0.0  # bytes a token, at most
+    ceiling_s = mean_s - waited_s + (foreground / best if best else 0.0)
+    summary = {
+        "policy": engine.policy.id,
+        "slots": engine.slots.slots,
+        "link": engine.link.name,
+        "cached": bool(getattr(store, "cached", False)),
+        "new_tokens": len(token_s),
+        "tokens_per_s": 1 / mean_s,
+        "first_token_s": float(token_s[0]),
+        "compute_s": mean_s - waited_s,
+        "stall_s": waited_s,
+        "ceiling_tokens_per_s": 1 / ceiling_s,
+        "link_bytes_per_s": best,
+        "bytes": int(journal["bytes"].sum()),
+        "background_bytes": int(journal["bytes"][~journal["foreground"]].sum()),
+        "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "failed_loads": engine.failures,
+    }
+    names = ("events", "hits", "fetches", "substitutions", "drops", "substituted_mass", "dropped_mass")
+    return summary | {name: counts[name] if counts else 0 for name in (*names, "background_issued")}
+
+
+def _best_bytes_per_s(journal: np.ndarray) -> float | None:
+    """Of all records asked for together, the best rate that this run has seen; None without a read."""
+    best = 0.0
+    for begin_s in np.unique(journal["begin_s"]):
+        batch = journal[journal["begin_s"] == begin_s]
+        best = max(best, batch["bytes"].sum() / (batch["end_s"].max() - begin_s))
+    return float(best) if best and math.isfinite(best) else None
+
+
+if __name__ == "__main__":
+    main_guard(main)
