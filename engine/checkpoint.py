@@ -56,9 +56,12 @@ class CheckpointStore:
         self.layers, self.experts, self.layout = len(found.layers), found.count, found.layout
         self._model, self._paths = found.model, found.paths
         self._plans = [[_plan(parts, found.layout, e) for e in range(found.count)] for parts in found.layers]
+        ends = [at + size for at, size in zip(self.layout.offsets, self.layout.part_bytes, strict=True)]
+        begins = (*self.layout.offsets[1:], self.layout.record_bytes)
+        self._gaps = [(end, begin) for end, begin in zip(ends, begins, strict=True) if end < begin]
         reads = [read for plans in self._plans for plan in plans for read in plan.reads]
         self._buffer_bytes = max(read.at + read.length for read in reads)
-        self._buffers: list[torch.Tensor] = []  # those not in use: as many as have ever read at once
+        self._buffers: list[np.ndarray] = []  # those not in use: as many as have ever read at once
         opened = {path: open_direct(path) for path in sorted({read.path for read in reads})}
         self._descriptors = {path: descriptor for path, (descriptor, _) in opened.items()}
         self.cached = any(cached for _, cached in opened.values())
@@ -84,33 +87,32 @@ class CheckpointStore:
         try:
             buffer = self._buffers.pop()
         except IndexError:
-            buffer = page_aligned(1, self._buffer_bytes)[0]
+            buffer = page_aligned(1, self._buffer_bytes)[0].numpy()
         try:
-            pages = memoryview(buffer.numpy())
             count = 0
             for read in plan.reads:
-                part = pages[read.at : read.at + read.length]
-                count += read_pages(self._descriptors[read.path], part, read.start, read.needed, read.path)
-            self._fill(plan, buffer, torch.frombuffer(target, dtype=torch.uint8))
+                pages = memoryview(buffer[read.at : read.at + read.length])
+                count += read_pages(self._descriptors[read.path], pages, read.start, read.needed, read.path)
+            self._fill(plan, buffer, np.frombuffer(target, np.uint8))
         finally:
             self._buffers.append(buffer)
         return count
 
-    def _fill(self, plan: _Plan, buffer: torch.Tensor, record: torch.Tensor) -> None:
-        """From the buffer to the record [record_bytes], both uint8."""
+    def _fill(self, plan: _Plan, buffer: np.ndarray, record: np.ndarray) -> None:
+        """From the buffer to the record [record_bytes], both uint8; numpy copies on one thread and without Python's lock."""
         layout = self.layout
-        for at, size, following in zip(
-            layout.offsets, layout.part_bytes, (*layout.offsets[1:], layout.record_bytes), strict=True
-        ):
-            record[at + size : following] = 0
+        for start, stop in self._gaps:
+            record[start:stop] = 0
         for place, piece, at in plan.copies:
-            if piece.dtype == layout.dtype:  # numpy: one thread, without Python's lock
-                np.copyto(record.numpy()[at : at + piece.nbytes], buffer.numpy()[place : place + piece.nbytes])
+            if piece.dtype == layout.dtype:
+                record[at : at + piece.nbytes] = buffer[place : place + piece.nbytes]
             else:
                 values = _values(buffer, place, piece)
-                record[at : at + values.numel() * layout.dtype.itemsize].view(layout.dtype).copy_(values.view(-1))
-        if plan.conversions:
-            parameters = layout.views(record[None])
+                part = torch.from_numpy(record[at : at + values.numel() * layout.dtype.itemsize])
+                part.view(layout.dtype).copy_(values.view(-1))
+        if not plan.conversions:
+            return
+        parameters = layout.views(torch.from_numpy(record)[None])
         for source, pieces in plan.conversions:
             tensors = {
                 pattern: [_values(buffer, place, piece).to(layout.dtype)] for pattern, (place, piece) in pieces.items()
@@ -154,8 +156,8 @@ def _cover(pieces: list[Piece]) -> tuple[list[_Read], dict[Piece, int]]:
     return reads, places
 
 
-def _values(buffer: torch.Tensor, place: int, piece: Piece) -> torch.Tensor:
+def _values(buffer: np.ndarray, place: int, piece: Piece) -> torch.Tensor:
     """A piece as the tensor that it is; a copy where the file puts it at no multiple of its elements' size."""
     flat = buffer[place : place + piece.nbytes]
-    flat = flat.clone() if place % piece.dtype.itemsize else flat
-    return flat.view(piece.dtype).view(piece.shape)
+    flat = flat.copy() if place % piece.dtype.itemsize else flat
+    return torch.from_numpy(flat).view(piece.dtype).view(piece.shape)

@@ -169,7 +169,7 @@ def _made(search: _Search, part: Part, wants: dict[str, tuple[int, ...]]) -> set
 
 
 def _twice(search: _Search, source: Source) -> UserError:
-    some = sorted(search.tensors[name].name for name in source.names)
+    some = sorted(source.names)
     return error(
         f"{search.folder}: {source.target} is there twice, as {some[0]} and as {some[-1]}", "one of them", _TODO
     )
