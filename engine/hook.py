@@ -169,8 +169,17 @@ class Attachment:
         self.layers, self._hooks = [], []
 
 
+def experts_modules(model: nn.Module) -> dict[str, nn.Module]:
+    """Every module of routed experts by its path in the model, in the order of the layers."""
+    return {path: module for path, module in model.named_modules() if hasattr(module, "_is_expert_parallel")}
+
+
 def attach(model: nn.Module) -> Attachment:
-    """Hook a loaded model. UserError names a family that is refused, and why; the model is left as it was."""
+    """Hook a loaded model. UserError names a family that is refused, and why; the model is left as it was.
+
+    The experts' parameters may be on the meta device (engine.skeleton): while the family is recognised such experts
+    give zeros, and the routers see what attention and the shared experts leave.
+    """
     family = getattr(model.config, "model_type", type(model).__name__)
     if any("_expertmiss" in module.__dict__ for module in model.modules()):
         raise error(f"a model of family '{family}' that is attached already", "a free model", "detach it first")
@@ -203,20 +212,25 @@ def _pair_routers(model: nn.Module, family: str) -> list[tuple[nn.Module, nn.Mod
         named = getattr(module, "_can_record_outputs", None) or {}
         found = named.get("router_logits", [])
         recorders += [r for r in (found if isinstance(found, list) else [found]) if isinstance(r, OutputRecorder)]
-    experts = [(name, m) for name, m in model.named_modules() if hasattr(m, "_is_expert_parallel")]
+    experts = experts_modules(model)
     if not experts:
         raise _refuse(family, "no experts module uses transformers' experts interface")
     routers = [
         (name, m, r.index) for name, m in model.named_modules() for r in recorders[:1] if isinstance(m, r.target_class)
     ]
     pairs = []
-    for path, module in experts:
+    for path, module in experts.items():
         block = path.rpartition(".")[0]
         near = [(m, i) for name, m, i in routers if name.rpartition(".")[0] == block]
         if len(near) != 1:
             raise _refuse(family, f"{len(near)} routers beside {path}")
         pairs.append((module, *near[0]))
     return pairs
+
+
+def _absent(experts: nn.Module) -> bool:
+    """Whether the weights of an experts module are elsewhere."""
+    return any(parameter.is_meta for parameter in experts.parameters())
 
 
 def _keep_output(layer: _Layer, index: int) -> Callable[..., None]:
@@ -249,7 +263,7 @@ def _recognise(attachment: Attachment, family: str) -> None:
 
     def listen(call: Call) -> torch.Tensor:
         calls.append(call)
-        return stock_handler(call)
+        return torch.zeros_like(call.hidden) if _absent(call.module) else stock_handler(call)
 
     attachment.handler = listen
     text = model.config.get_text_config()

@@ -32,11 +32,10 @@ import yaml
 from engine.errors import error
 from engine.files import write_text
 from engine.host_compute import SEED, measure_compute
-from engine.host_facts import filesystem, fingerprint, machine_facts, software_facts
+from engine.host_facts import MEMORY_FILESYSTEMS, filesystem, fingerprint, machine_facts, software_facts
 from engine.host_sample import number, rounded, sample, spreads, table
 
 PAGE = 4096
-MEMORY_FILESYSTEMS = ("ramfs", "tmpfs")
 BESIDE_BYTES = 4_194_304  # record that keeps a link busy beside compute
 NOISY_SPREAD, NOISY_SHARE, HOPELESS_SPREAD = 0.5, 0.1, 20.0  # of a full probe: the machine was busy
 SHARED_CORES = 0.25  # a thread may lose so much of its core

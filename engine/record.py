@@ -93,6 +93,20 @@ class Store(Protocol):
     def close(self) -> None: ...
 
 
+def is_finite(weight: torch.Tensor) -> bool:
+    """Whether every element is; True of other dtypes. Takes no memory: isfinite(weight) would, twice over."""
+    if weight.dtype not in (torch.bfloat16, torch.float16, torch.float32) or not weight.numel():
+        return True
+    return all(torch.isfinite(extreme) for extreme in weight.aminmax())  # NaN is the least and the largest of any
+
+
+def check_finite(layout: Layout, record: torch.Tensor, name: str) -> None:
+    """UserError where a weight of one expert is not finite. record [record_bytes] uint8; name: the expert's."""
+    for part, values in layout.views(record[None]).items():
+        if not is_finite(values):
+            raise error(f"{name}: {part} is not finite", "finite weights", "check the checkpoint, fetch it again")
+
+
 def page_aligned(rows: int, width: int) -> torch.Tensor:
     """[rows, width] uint8 of zeroed, page-aligned memory of its own; pages are taken when they are first written."""
     memory = mmap.mmap(-1, max(rows * width, 1))

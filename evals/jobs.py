@@ -79,6 +79,8 @@ def load_model(folder: str | Path, dtype: str, threads: int, revision: str | Non
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
+    from engine.skeleton import check_weights
+
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     torch.set_num_threads(threads)
@@ -92,19 +94,7 @@ def load_model(folder: str | Path, dtype: str, threads: int, revision: str | Non
         )
     except _BROKEN_FILES as exc:
         raise _broken(folder, exc) from None
-    wrong = {name: "is missing" for name in loaded["missing_keys"]}
-    wrong |= {name: f"has shape {list(found)}, not {list(wants)}" for name, found, wants in loaded["mismatched_keys"]}
-    checked = (torch.bfloat16, torch.float16, torch.float32)
-    for name, weight in model.named_parameters():
-        if weight.dtype in checked and not torch.isfinite(weight).all():
-            wrong[name] = "is not finite"
-    if wrong:
-        name = min(wrong)
-        raise error(
-            f"{folder}: weight {name} {wrong[name]} ({len(wrong)} such)",
-            "every weight of config.json, finite",
-            "check the checkpoint, fetch or unpack it again",
-        )
+    check_weights(folder, loaded, model.named_parameters())
     return model.eval()
 
 
