@@ -20,6 +20,8 @@ from pathlib import Path
 
 import psutil
 
+MEMORY_FILESYSTEMS = ("ramfs", "tmpfs")  # O_DIRECT means nothing there
+
 
 def machine_facts() -> dict:
     """Facts that last: processor, logical cores, memory in whole GiB, GPUs. No name of host, user or network."""
