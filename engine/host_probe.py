@@ -1,7 +1,7 @@
 """The probe: how fast this machine reads, copies and computes, measured as the engine does it, in under a minute.
 
 disk      random aligned O_DIRECT reads of a file of random bytes that the probe writes and that is already
-          unlinked while it is read, by a pool of threads, into page-aligned memory
+          unlinked while it is read, by the engine's own readers, into page-aligned memory
 memory    torch copies between pools larger than any cache
 pcie      pinned host memory to the GPU on a side stream, where there is one
 compute   engine.host_compute; then compute beside each link, for what they lose to one another
@@ -20,7 +20,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
@@ -34,13 +33,20 @@ from engine.files import write_text
 from engine.host_compute import SEED, measure_compute
 from engine.host_facts import MEMORY_FILESYSTEMS, filesystem, fingerprint, machine_facts, software_facts
 from engine.host_sample import number, rounded, sample, spreads, table
+from engine.host_times import SDCARD
+from engine.readers import Readers
+from engine.record import PAGE
 
-PAGE = 4096
 BESIDE_BYTES = 4_194_304  # record that keeps a link busy beside compute
 NOISY_SPREAD, NOISY_SHARE, HOPELESS_SPREAD = 0.5, 0.1, 20.0  # of a full probe: the machine was busy
 SHARED_CORES = 0.25  # a thread may lose so much of its core
 LIMIT_MARGIN = 1.25  # a profile's limit over the best it measured
-SDCARD = {"kind": "disk", "of": "disk", "latency_s": 0.001, "bandwidth_bytes_per_s": 90_000_000}
+SDCARD_LINK = {
+    "kind": "disk",
+    "of": "disk",
+    "latency_s": SDCARD.overhead_s,
+    "bandwidth_bytes_per_s": SDCARD.bytes_per_s,
+}
 
 FULL = {
     "records": (16_384, 65_536, 262_144, 1_048_576, 4_194_304, 16_777_216),
@@ -153,8 +159,8 @@ def measure(folder: Path, threads: int, quick: bool = False) -> dict:
     if not quick:
         _check_quiet([compute, links], busy_cores, threads, psutil.cpu_count())
     best = links["disk"]["limit_bytes_per_s"] / LIMIT_MARGIN
-    if best > SDCARD["bandwidth_bytes_per_s"]:
-        links["sdcard"] = dict(SDCARD)
+    if best > SDCARD.bytes_per_s:
+        links["sdcard"] = SDCARD_LINK
     seconds = time.perf_counter() - start
     say("done")
     return {
@@ -220,21 +226,21 @@ class _Disk:
 
     def __init__(self, fd: int, size: int, deepest: int, largest: int) -> None:
         self.fd, self.size = fd, size
-        self.pool = ThreadPoolExecutor(deepest)
+        self.readers = Readers(deepest)
         self.buffers = [memoryview(mmap.mmap(-1, largest)) for _ in range(deepest)]  # page-aligned
         self.rng = np.random.default_rng(SEED)
 
     def __call__(self, size: int, count: int) -> float:
         offsets = (self.rng.integers(0, (self.size - size) // PAGE + 1, count) * PAGE).tolist()
+        places = [(buffer[:size], offset) for buffer, offset in zip(self.buffers, offsets, strict=False)]
         start = time.perf_counter()
-        done = list(self.pool.map(self._read, self.buffers, offsets, [size] * count))
-        seconds = time.perf_counter() - start
-        if done != [size] * count:
-            raise OSError(f"short reads from the probe's file: {done} of {size} bytes")
-        return seconds
+        self.readers.read_all(self._read, places)
+        return time.perf_counter() - start
 
-    def _read(self, buffer: memoryview, offset: int, size: int) -> int:
-        return os.preadv(self.fd, [buffer[:size]], offset)
+    def _read(self, place: tuple[memoryview, int]) -> None:
+        target, offset = place
+        if (size := os.preadv(self.fd, [target], offset)) != len(target):
+            raise OSError(f"a short read from the probe's file: {size} of {len(target)} bytes")
 
 
 @contextmanager
@@ -273,7 +279,7 @@ def _disk(folder: Path, plan: dict, say: Callable[[str], None]) -> Iterator[_Dis
         yield disk
     finally:
         if disk:
-            disk.pool.shutdown()
+            disk.readers.close()
         os.close(fd)
 
 

@@ -74,6 +74,7 @@ class Throttle:
 
 
 Time = Table | Affine | Throttle
+SDCARD = Affine(0.001, 90_000_000)  # what a memory card of the usual class gives: limits that any faster disk can keep
 
 
 def _on_line(xs: Sequence[float], ys: Sequence[float], x: float) -> float:

@@ -107,6 +107,18 @@ def check_finite(layout: Layout, record: torch.Tensor, name: str) -> None:
             raise error(f"{name}: {part} is not finite", "finite weights", "check the checkpoint, fetch it again")
 
 
+def read_record(store: Store, layer: int, expert: int, target: memoryview) -> int:
+    """store.read, where a device that fails is a UserError too."""
+    try:
+        return store.read(layer, expert, target)
+    except OSError as exc:
+        raise error(
+            f"layer {layer}, expert {expert}: {exc.strerror or exc}",
+            "a device that gives back what was written",
+            "check the disk, then verify the store or fetch the checkpoint again",
+        ) from exc
+
+
 def page_aligned(rows: int, width: int) -> torch.Tensor:
     """[rows, width] uint8 of zeroed, page-aligned memory of its own; pages are taken when they are first written."""
     memory = mmap.mmap(-1, max(rows * width, 1))

@@ -1,4 +1,4 @@
-"""How fast are decision, simulator, emulator? Ratios of one run; these machines are noisy, so no test asserts a time.
+"""How fast are decision, simulator, emulator and fetch path? Ratios of one run; machines are noisy, no test asserts a time.
 
 1. decision: events a second on one thread at E=512, K=10, S=128, `lfu_decay`, threshold, background on, over a seeded
    trace with 65 to 75 % hits and at least two substitutions an event. Reordering and logging included. Why it matters:
@@ -10,6 +10,11 @@
    both in memory. libcachesim is the reference for cache simulators and no dependency: `pip install libcachesim` first.
 4. emulator: time of each lossy bundle over the fastest stock forward (same type, threads and chunk) on the same tokens.
    Why it matters: the whole pipeline is made of such passes. Repeats are interleaved, medians compared.
+5. fetch path: bytes a second of Link.fetch on a packed store over those of the disk's own: as many plain threads as the
+   fetch has readers, each looping over O_DIRECT reads of the same records into the same memory, with nothing handed
+   over. Why it matters: what the engine loses here no policy wins back. Asked in two ways: `batch`, one fetch of all
+   records, which keeps as many reads in flight as the plain threads do, and `events`, a fetch of as many records as
+   readers, over and over, which also waits for the slowest of each.
 
     make bench        or        python tests/bench.py [--model-dir FOLDER] [--only decision]
 """
@@ -22,6 +27,7 @@ import os
 import resource
 import statistics
 import tempfile
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -275,6 +281,99 @@ def bench_emulator(model_dir: str, tokens: int, chunk: int, repeats: int, thread
     return {"stock": fastest, "stock_tokens_per_s": ids.numel() / medians["stock"], "ratios": ratios}
 
 
+FETCH_BYTES, FETCH_DEPTHS = {65_536: 1 << 26, 1 << 20: 1 << 27, 6 << 20: 1 << 28}, (1, 4, 8)  # record: bytes a round
+
+
+def bench_fetch(folder: Path, repeats: int) -> dict:
+    from engine.link import Link, Place
+    from engine.record import page_aligned
+    from engine.store import PackedStore
+
+    results: dict = {}
+    for size, round_bytes in FETCH_BYTES.items():
+        store = PackedStore(_pack_noise(folder, size))
+        if store.cached:
+            print(f"fetch path skipped: {folder} has no O_DIRECT; give --dir on a disk")
+            return {"skipped": "no O_DIRECT"}
+        targets = page_aligned(max(FETCH_DEPTHS), size).fill_(1)
+        views = [memoryview(row.numpy()) for row in targets]
+        handle = os.open(store.folder / "experts.bin", os.O_RDONLY | os.O_DIRECT)
+        rng = np.random.default_rng(SEED)
+        for depth in FETCH_DEPTHS:
+            count = round_bytes // size // depth * depth
+            seconds: dict[str, list[float]] = {"disk": [], "events": [], "batch": []}
+            with Link(store, readers=depth) as link:
+                for repeat in range(repeats + 1):  # the first warms up
+                    experts = rng.integers(0, store.experts, count).tolist()
+                    places = [Place(0, e, views[i % depth]) for i, e in enumerate(experts)]
+                    took = {"disk": _plain_reads(handle, size, depth, experts, views)}
+                    started = time.perf_counter()
+                    for first in range(0, count, depth):
+                        link.fetch(places[first : first + depth])
+                    took["events"] = time.perf_counter() - started
+                    started = time.perf_counter()
+                    link.fetch(places)
+                    took["batch"] = time.perf_counter() - started
+                    for name, value in took.items():
+                        seconds[name] += [value] if repeat else []
+            rate = {name: count * size / statistics.median(values) for name, values in seconds.items()}
+            line = f"fetch path {size >> 10:>5} KiB, depth {depth}: disk {rate['disk'] / 1e6:6,.0f} MB/s"
+            for name in ("events", "batch"):
+                each = np.array(seconds["disk"]) / np.array(seconds[name])
+                low, high = np.percentile(each, [25, 75])
+                line += f"; {name} {rate[name] / rate['disk']:.2f} of it ({low:.2f} to {high:.2f} in a round)"
+                results[f"{size}_{depth}_{name}"] = rate[name] / rate["disk"]
+            print(line + " (at least 0.85 wanted)", flush=True)
+        os.close(handle)
+        store.close()
+    return results
+
+
+def _pack_noise(folder: Path, size: int) -> Path:
+    """A packed store of one layer of experts of `size` bytes, half a GiB of them."""
+    import torch
+    from safetensors.torch import save_file
+
+    from engine.pack import pack
+    from engine.record import Layout
+
+    class Noise:
+        layers, experts, layout = 1, (1 << 29) // size, Layout(("weight",), ((size // 4,),), torch.float32)
+        record = torch.randn(size // 4).numpy().tobytes()
+
+        def read(self, layer: int, expert: int, target: memoryview) -> int:
+            target[:] = self.record
+            return size
+
+    source = folder / f"source_{size}"
+    source.mkdir()
+    (source / "config.json").write_text("{}")
+    save_file({"norm": torch.ones(8)}, source / "model.safetensors")
+    pack(Noise(), folder / f"store_{size}", source=source, leave_out=(), facts={})
+    return folder / f"store_{size}"
+
+
+def _plain_reads(handle: int, size: int, depth: int, experts: list[int], targets: list[memoryview]) -> float:
+    """Seconds of `depth` threads from a common start until the last has read its share."""
+    gate, ends = threading.Barrier(depth + 1), [0.0] * depth
+
+    def loop(n: int) -> None:
+        offsets, target = [e * size for e in experts[n::depth]], [targets[n]]
+        gate.wait()
+        for offset in offsets:
+            os.preadv(handle, target, offset)
+        ends[n] = time.perf_counter()
+
+    threads = [threading.Thread(target=loop, args=(n,)) for n in range(depth)]
+    for thread in threads:
+        thread.start()
+    started = time.perf_counter()
+    gate.wait()
+    for thread in threads:
+        thread.join()
+    return max(ends) - started
+
+
 def _tokens(model_dir: str, text: str, count: int):
     import torch
 
@@ -287,7 +386,8 @@ def _tokens(model_dir: str, text: str, count: int):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model-dir", help="default: the embedded reference model, unpacked")
-    parser.add_argument("--only", choices=["decision", "emulator", "lru", "simulator"])
+    parser.add_argument("--only", choices=["decision", "emulator", "fetch", "lru", "simulator"])
+    parser.add_argument("--dir", help="a folder on the disk whose reads are timed; default: that of temporary files")
     parser.add_argument("--tokens", type=int, default=8192)
     parser.add_argument("--chunk", type=int, default=1024)
     parser.add_argument("--repeats", type=int, default=5)
@@ -300,6 +400,9 @@ def main() -> None:
         results["simulator"] = bench_simulator(a.repeats)
     if a.only in (None, "lru"):
         results["lru"] = bench_lru(4 * a.repeats)
+    if a.only in (None, "fetch"):
+        with tempfile.TemporaryDirectory(dir=a.dir) as folder:
+            results["fetch"] = bench_fetch(Path(folder), 2 * a.repeats)
     if a.only in (None, "emulator"):
         with tempfile.TemporaryDirectory() as folder:
             results["emulator"] = _with_model(a.model_dir, folder, a)

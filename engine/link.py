@@ -1,0 +1,203 @@
+"""The way that records come in: what is needed now before what will be needed later, as slow as the link is said to be.
+
+The queue is that of the simulator (engine/clock.py, docs/simulator.md):
+
+* Foreground: `fetch` brings all records of an event, several at once, and blocks. It first waits for what is left of
+  the background record in transit; no transfer is broken off.
+* Background: `issue` queues a record. Queued ones pass one at a time, first in first out, and none starts while a
+  fetch runs or waits.
+* A queued expert that is needed now leaves the queue and is fetched with the others; one in transit is waited for:
+
+    promoted = [link.withdraw(transfer) for transfer in wanted]       # True: it was queued, fetch it
+    link.fetch([*missing, *(t.place for t, queued in zip(wanted, promoted) if queued)])
+    for transfer, queued in zip(wanted, promoted): queued or transfer.wait()
+
+A throttled link holds records back in the reader that brought them: n records begun together are in no sooner than
+latency + n * bytes / bandwidth after they began (engine.host_times.Affine); latencies overlap, and foreground and
+background share the bandwidth through one date at which the link is free. It can only be late, never early, and the
+journal shows it: of all that began at B or later, at most bandwidth * (E - B - latency) bytes have ended by E.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from threading import Condition, Lock, Thread
+
+import numpy as np
+
+from engine import host_times
+from engine.host_times import SDCARD, Affine, Throttle
+from engine.readers import Readers
+from engine.record import Store, read_record
+
+READERS = 8  # as deep as the probe measures a disk, so that the simulator's times are of as many reads in flight
+LINKS: dict[str, Affine | None] = {"disk": None, "sdcard": SDCARD}  # limits of the links that every host has
+JOURNAL = np.dtype([("begin_s", "f8"), ("end_s", "f8"), ("bytes", "i8"), ("foreground", "?")])
+_entry = struct.Struct("=ddq?").pack  # one row of JOURNAL
+_WATCHED_S = 1e-4  # before a date; time.sleep is 0.05 to 0.1 ms late, by the kernel's timer slack and the waking
+
+
+def limits_of(link: host_times.Link) -> Affine | None:
+    """What a host profile's link is throttled to; None: as fast as it is."""
+    return link.time.limits if isinstance(link.time, Throttle) else None
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an expert goes. arrived: called by the reader when `target` [record_bytes] holds it."""
+
+    layer: int
+    expert: int
+    target: memoryview
+    arrived: Callable[[], None] | None = None
+
+
+class Transfer:
+    """One background record. state: queued | in_transit | done | failed | withdrawn."""
+
+    def __init__(self, place: Place, turn: Condition) -> None:
+        self.place, self.state, self._turn = place, "queued", turn
+        self.error: BaseException | None = None
+
+    def wait(self) -> None:
+        """Until it is done; raises what it failed with."""
+        with self._turn:
+            while self.state in ("queued", "in_transit"):
+                self._turn.wait()
+        if self.error:
+            raise self.error
+        if self.state != "done":
+            raise RuntimeError("a transfer that was withdrawn, or whose link was closed, never arrives")
+
+
+class Link:
+    """Carries records from a store to where they are told. One lane fetches; the store stays open after `close`."""
+
+    def __init__(
+        self, store: Store, *, readers: int = READERS, limits: Affine | None = None, name: str = "disk"
+    ) -> None:
+        """readers: records of one fetch that are read at once. limits: None is as fast as the store."""
+        self.store, self.limits, self.name = store, limits, name
+        self._readers = Readers(readers, name)
+        self._turn = Condition()  # guards the five below
+        self._queue: deque[Transfer] = deque()
+        self._transit: Transfer | None = None
+        self._fetching: set[object] = set()
+        self._closed = False
+        self._booking = Lock()
+        self._free_at_s = 0.0  # when the throttled link has passed all that it was given
+        self._journal = bytearray()  # rows of JOURNAL
+        self._carrier = Thread(target=self._carry, name=f"{name}-background", daemon=True)
+        self._carrier.start()
+
+    # ---- foreground --------------------------------------------------------------------------------------------------
+    def fetch(self, places: Sequence[Place]) -> None:
+        """Bring all of them; back when they are in.
+
+        Raises UserError where one could not be read, after the others are in; what its target holds is undefined.
+        """
+        if not places:
+            return
+        mark = object()
+        try:
+            with self._turn:
+                if self._closed:
+                    raise RuntimeError("the link is closed")
+                self._fetching.add(mark)
+                while self._transit:
+                    self._turn.wait()
+            begin_s = time.perf_counter()
+            self._readers.read_all(lambda place: self._bring(place, begin_s, True), places)
+        finally:
+            with self._turn:
+                self._fetching.discard(mark)
+                if self._queue:
+                    self._turn.notify_all()
+
+    # ---- background --------------------------------------------------------------------------------------------------
+    def issue(self, place: Place) -> Transfer:
+        """Queue a record; back at once. Its target is the link's until the transfer is done, failed or withdrawn."""
+        transfer = Transfer(place, self._turn)
+        with self._turn:
+            if self._closed:
+                raise RuntimeError("the link is closed")
+            self._queue.append(transfer)
+            self._turn.notify_all()
+        return transfer
+
+    def withdraw(self, transfer: Transfer) -> bool:
+        """Take a transfer off the queue; False where it has started, then it can only be waited for."""
+        with self._turn:
+            if transfer.state != "queued":
+                return False
+            self._queue.remove(transfer)
+            transfer.state = "withdrawn"
+            return True
+
+    def _carry(self) -> None:
+        """The background thread."""
+        while True:
+            with self._turn:
+                while not self._closed and (self._fetching or not self._queue):
+                    self._turn.wait()
+                if self._closed:
+                    return
+                transfer = self._transit = self._queue.popleft()
+                transfer.state = "in_transit"
+            try:
+                self._bring(transfer.place, time.perf_counter(), False)
+            except BaseException as exc:  # whoever waits for it is told
+                transfer.error = exc
+            with self._turn:
+                transfer.state = "failed" if transfer.error else "done"
+                self._transit = None
+                self._turn.notify_all()
+            del transfer  # it holds on to its target
+
+    # ---- one record --------------------------------------------------------------------------------------------------
+    def _bring(self, place: Place, begin_s: float, foreground: bool) -> None:
+        """begin_s: when the link was asked, the same for all records of a fetch."""
+        size = read_record(self.store, place.layer, place.expert, place.target)
+        if self.limits:
+            self._hold_back(begin_s, size)
+        self._journal.extend(_entry(begin_s, time.perf_counter(), size, foreground))  # atomic
+        if place.arrived:
+            place.arrived()
+
+    def _hold_back(self, begin_s: float, size: int) -> None:
+        with self._booking:
+            start_s = max(self._free_at_s, begin_s + self.limits.overhead_s)
+            date_s = self._free_at_s = start_s + size / self.limits.bytes_per_s
+        if (left_s := date_s - time.perf_counter()) > _WATCHED_S:
+            time.sleep(left_s - _WATCHED_S)  # without the GIL
+        while time.perf_counter() < date_s:
+            pass  # with it, but shorter than a wake-up
+
+    # ---- journal and end ---------------------------------------------------------------------------------------------
+    def journal(self) -> np.ndarray:
+        """Every record that came in since the last `clear`, rows of JOURNAL."""
+        return np.frombuffer(bytes(self._journal), JOURNAL)
+
+    def clear(self) -> None:
+        self._journal.clear()
+
+    def close(self) -> None:
+        """Wait for the record in transit, withdraw the queued ones, end all threads."""
+        with self._turn:
+            self._closed = True
+            for transfer in self._queue:
+                transfer.state = "withdrawn"
+            self._queue.clear()
+            self._turn.notify_all()
+        self._carrier.join()
+        self._readers.close()
+
+    def __enter__(self) -> Link:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
