@@ -55,6 +55,7 @@ class CheckpointStore:
         self._folder, found = Path(folder), find_experts(Path(folder), dtype)
         self.layers, self.experts, self.layout = len(found.layers), found.count, found.layout
         self._model, self._paths = found.model, found.paths
+        self.tensor_names = {name for parts in found.layers for part in parts for name in part.source.names}
         self._plans = [[_plan(parts, found.layout, e) for e in range(found.count)] for parts in found.layers]
         ends = [at + size for at, size in zip(self.layout.offsets, self.layout.part_bytes, strict=True)]
         begins = (*self.layout.offsets[1:], self.layout.record_bytes)

@@ -60,7 +60,9 @@ def pack_model(a: argparse.Namespace) -> None:
     from engine.pack import pack
 
     with CheckpointStore(Path(a.model), model_dtype(a.model, a.dtype)) as store:
-        pack(store, Path(a.out), source=Path(a.model), leave_out=store.tensor_names, progress=_progress("pack"))
+        pack(
+            store, Path(a.out), source=Path(a.model), leave_out=store.tensor_names, facts={}, progress=_progress("pack")
+        )
 
 
 def verify_store(a: argparse.Namespace) -> None:
