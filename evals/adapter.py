@@ -80,8 +80,8 @@ class OffloadedLM(HFLM):
     def create_from_arg_obj(cls, arg_dict: dict, additional_config: dict | None = None) -> OffloadedLM:
         """From `--model_args`, see evals.instruments.ModelArgs. UserError on an unknown or impossible one."""
         args = parse({**(additional_config or {}), **arg_dict})
-        facts = identity(args)
         tokenizer, _ = load_tokenizer(args.pretrained, args.revision)
+        facts = identity(args)
         model, handler = INSTRUMENTS[args.instrument](args)
         return cls(model, handler, tokenizer, identity=facts, **{name: getattr(args, name) for name in HFLM_ARGS})
 

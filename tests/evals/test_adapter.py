@@ -26,18 +26,19 @@ from transformers import PreTrainedTokenizerFast
 from engine.emulator import Emulator
 from engine.errors import UserError
 from engine.hook import attach
-from engine.log import count
 from engine.policies import load_policies
 from engine.residency import Demand
 from evals.adapter import OffloadedLM
 from evals.instruments import parse
+from evals.jobs import model_hash
 from evals.perplexity import losses, tokenize
+from evals.quality import save_demand
 
 ROOT = Path(__file__).parents[2]
 POLICIES = {name: p for name, p in load_policies(ROOT / "config" / "policies.tsv").items() if not p.clairvoyant}
 LOSSY = sorted(name for name, p in POLICIES.items() if not p.lossless)
 SLOTS, EXPERTS, TOP_K, LAYERS = 5, 16, 4, 2
-MAX_LENGTH = 48
+MAX_LENGTH = 32
 WARM = Demand(np.ones((LAYERS, EXPERTS), np.int64), 1)  # the first S experts are resident at the start
 BOS, EOS = "<s>", "</s>"
 WORDS = "the river ran past a stone mill where an old man counted sacks of grain and the rain fell all night"
@@ -52,6 +53,8 @@ PAIRS = [
 ]
 DOCUMENTS = ["the rain fell all night", f"{WORDS}, {WORDS}. {WORDS}", f"{BOS}an old man", "r", ""]
 PROMPTS = ["the river", f"{BOS}an old man counted", f"{WORDS} {WORDS}"]
+ENDS = [" all night", " past a stone mill"]
+GENERATION = {"until": ["\n"], "max_gen_toks": 8}
 TOKENIZERS = ("adds_bos", "has_bos", "no_bos")
 
 
@@ -128,6 +131,13 @@ def same(kind: str, one: list, other: list, tolerance: float = 1e-4) -> bool:
     return all(a == pytest.approx(b, abs=tolerance) for a, b in zip(one, other, strict=True))
 
 
+def greedy_tokens(s, text: str, number: int) -> list[int]:
+    """What the stock model says after a text, by transformers' own generation."""
+    prompt = torch.tensor([s.tokenizer.encode(text)])
+    options = {"max_new_tokens": number, "min_new_tokens": number, "do_sample": False, "pad_token_id": 0}
+    return s.stock.generate(prompt, **options)[0, prompt.shape[1] :].tolist()
+
+
 class Stepwise(Emulator):
     """An instrument that decodes one token a pass."""
 
@@ -162,9 +172,7 @@ def test_agreement_all_slots_is_the_parent_in_every_family(family, kind, setting
 def test_agreement_of_greedy_flags_with_the_parent(setting):
     """A continuation that greedy decoding says, and the same with another first, middle or last token."""
     s = setting()
-    context = s.tokenizer.encode("the river ran")
-    said = s.stock.generate(torch.tensor([context]), max_new_tokens=5, min_new_tokens=5, do_sample=False)
-    said = said[0, len(context) :].tolist()
+    context, said = s.tokenizer.encode("the river ran"), greedy_tokens(s, "the river ran", 5)
     continuations = [said] + [said[:i] + [said[i] ^ 1] + said[i + 1 :] for i in (0, 2, 4)]
     requests = [(("", ""), context, continuation) for continuation in continuations]
     answers = adapter(s, slots=EXPERTS)._loglikelihood_tokens(requests, disable_tqdm=True)
@@ -338,12 +346,11 @@ def test_agreement_what_does_not_fit_is_cut_as_the_parent_cuts_it(setting):
     s = setting()
     lm = adapter(s, slots=EXPERTS)
     long = [(f"{WORDS} {WORDS}", " of grain"), (WORDS, f" {WORDS}")]
-    kept = [(context, word) for context, word in long if len(s.tokenizer.encode(word)) <= MAX_LENGTH]
-    assert same("loglikelihood", ask(lm, "loglikelihood", kept), ask(parent(s), "loglikelihood", kept))
-    assert lm.requests_truncated == len(kept) > 0
+    assert same("loglikelihood", ask(lm, "loglikelihood", long), ask(parent(s), "loglikelihood", long))
+    assert lm.requests_truncated == 2
     prompts = generation([f"{WORDS} {WORDS}"])
     assert ask(lm, "generate_until", prompts) == ask(parent(s), "generate_until", prompts)
-    assert lm.requests_truncated == len(kept) + 1
+    assert lm.requests_truncated == 3
 
 
 @pytest.mark.parametrize(
@@ -420,18 +427,20 @@ def test_generation_ends_before_the_first_stop_string(lossy, setting):
 
 
 def test_agreement_generation_ends_with_eos_where_the_parent_ends(setting):
-    s = setting()
-    (whole,) = ask(parent(s), "generate_until", [("the river", {"max_gen_toks": 16, "until": []})])
-    eos = s.tokenizer.encode(whole, add_special_tokens=False)[3]
-    arguments = [("the river", {"max_gen_toks": 16, "until": []})]
+    """A model's own generation configuration may name several: the last of them is made here in the middle."""
+    s, arguments = setting(), [("the river", {"max_gen_toks": 16, "until": []})]
+    said = greedy_tokens(s, "the river", 16)
+    eos = said[8]
+    assert s.tokenizer.eos_token_id not in said
     kept = s.stock.generation_config.eos_token_id
     try:
         for model in (s.stock, s.model):
             model.generation_config.eos_token_id = [kept, eos]
         lm = adapter(s, slots=EXPERTS)
-        (cut,) = ask(lm, "generate_until", arguments)
-        assert [cut] == ask(parent(s), "generate_until", arguments)
-        assert whole.startswith(cut) and len(cut) < len(whole)
+        answers = ask(lm, "generate_until", arguments)
+        assert answers == ask(parent(s), "generate_until", arguments)
+        assert answers == [s.tokenizer.decode(said[: said.index(eos) + 1])]
+        assert lm.counts["events"] == said.index(eos) * LAYERS > 0
     finally:
         for model in (s.stock, s.model):
             model.generation_config.eos_token_id = kept
@@ -565,3 +574,110 @@ def test_arguments_that_do_not_exist_or_cannot_be_are_named(change, said):
 def test_what_lm_eval_passes_along_is_no_argument_of_ours():
     passed = {"batch_size": "auto", "max_batch_size": 64, "trust_remote_code": True, "device": "cuda:0"}
     assert parse(GIVEN | passed) == parse(GIVEN | {"device": "cuda:0"})
+
+
+# ---- from a folder, in Python and by the command line ----------------------------------------------------------------
+@pytest.fixture(scope="module")
+def folder(setting, tmp_path_factory):
+    """A model folder, a calibration of it and one of another model, and tasks of the three kinds over local data."""
+    s, root = setting(), tmp_path_factory.mktemp("lm_eval")
+    s.stock.save_pretrained(root / "model")
+    s.tokenizer.save_pretrained(root / "model")
+    for name, model in (("demand", model_hash(root / "model")), ("other", "0" * 16)):
+        save_demand(root / f"{name}.safetensors", WARM, {"model": model})
+    (root / "pairs.json").write_text(json.dumps([{"text": text, "ends": ENDS} for text in DOCUMENTS[:2]]))
+    tasks = {
+        "tiny_choice": {"output_type": "multiple_choice", "doc_to_choice": "ends", "doc_to_target": 0},
+        "tiny_generation": {"output_type": "generate_until", "doc_to_target": "text", "generation_kwargs": GENERATION},
+        "tiny_rolling": {"output_type": "loglikelihood_rolling", "doc_to_text": "", "doc_to_target": "text"},
+    }
+    metrics = {"tiny_choice": "acc", "tiny_generation": "exact_match", "tiny_rolling": "word_perplexity"}
+    data = {"dataset_path": "json", "dataset_kwargs": {"data_files": {"test": f"{root}/pairs.json"}}}
+    for name, own in tasks.items():
+        task = {"task": name, "test_split": "test", "doc_to_text": "text", "target_delimiter": "", **data, **own}
+        task["metric_list"] = [{"metric": metrics[name]}]
+        (root / f"{name}.yaml").write_text(json.dumps(task))  # JSON is YAML
+    return root
+
+
+def arguments(folder: Path, **change) -> dict:
+    sheet = str(ROOT / "config" / "policies.tsv")
+    given = {"pretrained": f"{folder}/model", "policy": "substitute_all", "slots": "32%", "policies": sheet}
+    return given | {"demand": f"{folder}/demand.safetensors", "max_length": MAX_LENGTH} | change
+
+
+@pytest.mark.parametrize("passed", [{}, {"batch_size": 8}, {"batch_size": "auto:4", "max_batch_size": 64}], ids=str)
+def test_agreement_of_a_model_from_its_folder_whatever_the_batch_size(passed, folder, setting):
+    lm = OffloadedLM.create_from_arg_obj(arguments(folder, threads=1), passed | {"device": "cuda:0"})
+    direct = adapter(setting(), "substitute_all")
+    assert lm.batch_size == 1
+    for kind in REQUESTS:
+        assert ask(lm, kind, REQUESTS[kind]) == ask(direct, kind, REQUESTS[kind])
+    info = lm.get_model_info()
+    assert info["slots_count"] == SLOTS and info["policy"]["id"] == "substitute_all"
+    assert info["model_hash"] == model_hash(folder / "model") and info["start"] == "warm"
+    assert info["decisions"] == pytest.approx(direct.counts)
+    json.dumps(info, allow_nan=False)
+
+
+def test_infinite_thresholds_are_strict_json(folder):
+    lm = OffloadedLM.create_from_arg_obj(arguments(folder, policy="speed_first", demand="cold", threads=1))
+    assert lm.get_model_info()["policy"]["tau"] == "inf" and lm.identity["start"] == "cold"
+    json.dumps(lm.get_model_info(), allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"policy": "quality_frist"}, "did you mean 'quality_first'"),
+        ({"policy": "fetch_belady"}, "a policy that does not need the future"),
+        ({"slots": "10%"}, "1 slots a layer"),
+        ({"slots": 17}, "17 slots a layer"),
+        ({"slots": 0.25}, "slots=0.25"),
+        ({"demand": "FOLDER/other.safetensors"}, "is of model 0000000000000000"),
+        ({"demand": "FOLDER/none.safetensors"}, "a calibration's demand"),
+        ({"pretrained": "FOLDER/hf"}, "a whole checkpoint"),
+    ],
+    ids=str,
+)
+def test_arguments_that_do_not_fit_the_model_are_refused(change, said, folder):
+    change = {
+        name: value.replace("FOLDER", str(folder)) if isinstance(value, str) else value
+        for name, value in change.items()
+    }
+    with pytest.raises(UserError, match=said):
+        OffloadedLM.create_from_arg_obj(arguments(folder, **change))
+
+
+def command_line(folder: Path, *words: str, **change) -> subprocess.CompletedProcess:
+    given = ",".join(f"{name}={value}" for name, value in arguments(folder, threads=1, **change).items())
+    command = [sys.executable, "-m", "evals.lm_eval", "--model", "offloaded", "--model_args", given]
+    command += ["--include_path", str(folder), "--tasks", "tiny_choice,tiny_generation,tiny_rolling", *words]
+    offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": f"{folder}/hf"}
+    return subprocess.run(command, cwd=ROOT, env=os.environ | offline, capture_output=True, text=True, check=False)
+
+
+def test_end_to_end_the_command_line_of_lm_eval(folder, setting):
+    """Tasks of the three kinds: the numbers are those of the same class in Python, and say what happened."""
+    done = command_line(folder, "--output_path", f"{folder}/found.json", "--use_cache", f"{folder}/cache")
+    assert done.returncode == 0, done.stderr[-2000:]
+    (path,) = folder.glob("found_*.json")  # lm-eval adds the time
+    found = json.loads(path.read_text())
+    texts, lm = DOCUMENTS[:2], adapter(setting(), "substitute_all")
+    nll = -sum(ask(lm, "loglikelihood_rolling", [(text,) for text in texts]))
+    words = sum(len(text.split()) for text in texts)
+    assert found["results"]["tiny_rolling"]["word_perplexity,none"] == pytest.approx(np.exp(nll / words))
+    ask(lm, "loglikelihood", [(text, end) for text in texts for end in ENDS])
+    ask(lm, "generate_until", [(text, GENERATION) for text in texts])
+    config = found["config"]
+    assert config["model"] == "offloaded" and config["policy"]["id"] == "substitute_all"
+    assert config["slots_count"] == SLOTS and config["requests"] == lm.requests == 2 + 4 + 2
+    assert config["decisions"] == pytest.approx(lm.counts) and config["decisions"]["substitutions"] > 0
+
+
+def test_end_to_end_a_wrong_argument_is_one_line_and_exit_code_2(folder):
+    done = command_line(folder, polcy="rule_015")
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    line = done.stderr.strip().splitlines()[-1]
+    assert line.startswith("error: model argument 'polcy'; expected") and "did you mean 'policy'? known:" in line
