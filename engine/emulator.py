@@ -30,6 +30,8 @@ from engine.residency import Demand, Residency
 class Emulator(PhasedHandler):
     """One policy at one slot budget over one attached model; holds the residency and the log of what it decided."""
 
+    decodes_wide = True  # a scan over the tokens decides, then one expert call computes
+
     def __init__(
         self,
         attachment: Attachment,
@@ -69,10 +71,11 @@ class Emulator(PhasedHandler):
         attachment.handler = self._experts
 
     def restart(self) -> None:
-        """Every lane back to its start (continuity `restart`)."""
+        """Back to the start, warm or cold, in every lane. The log stays."""
         for lane in range(self.residency.lanes):
             self.residency.restart(lane)
 
+    # ---- log -------------------------------------------------------------------------------------------------------
     def clear_log(self) -> None:
         self._written.clear()
 
@@ -110,6 +113,8 @@ class Emulator(PhasedHandler):
 
 class Replayer(PhasedHandler):
     """Scores a given decision log: executes what it says, decides nothing. Rows are consumed in order, a layer each."""
+
+    decodes_wide = True
 
     def __init__(self, attachment: Attachment, log: DecisionLog) -> None:
         layers, top_k = log.executed.shape[1:]

@@ -156,3 +156,16 @@ def count(log: DecisionLog) -> dict[str, float | int]:
         "promoted": int((cause == PROMOTED).sum()),
         "loads": int(np.isin(cause, (FETCHED, ISSUED)).sum()),
     }
+
+
+def add_counts(one: dict[str, float | int], other: dict[str, float | int]) -> dict[str, float | int]:
+    """Counts of two logs as `count` would give them of both together: every event weighs the same."""
+    total = {name: one[name] + other[name] for name in one}
+    for mass in ("substituted_mass", "dropped_mass"):
+        summed = one[mass] * one["events"] + other[mass] * other["events"]
+        total[mass] = summed / max(total["events"], 1)
+    demands = max(total["demands"], 1)
+    return total | {
+        "miss_rate": 1 - total["hits"] / demands,
+        "substituted_share": total["substitutions"] / demands,
+    }

@@ -25,8 +25,12 @@ class _Phase:
 
 
 class PhasedHandler:
-    """A handler whose caller opens the phase of every forward pass; nothing infers it from T."""
+    """A handler whose caller opens the phase of every forward pass; nothing infers it from T.
 
+    decodes_wide: whether several decoding tokens may come in one pass, as one event after another.
+    """
+
+    decodes_wide = False
     _phase: _Phase | None = None
 
     @contextmanager

@@ -38,6 +38,17 @@ def slots_from_percent(experts: int, percent: float) -> int:
     return int(experts * percent / 100)
 
 
+def parse_slots(text: str | int, experts: int) -> int:
+    """S from `64` (slots a layer) or `25%` (share of E), as a command line has it."""
+    number, percent, rest = str(text).partition("%")
+    try:
+        if rest or not 0 < float(number) < math.inf:
+            raise ValueError
+        return slots_from_percent(experts, float(number)) if percent else int(number)
+    except ValueError:
+        raise error(f"slots={text}", "slots a layer, as 64, or a share of the experts, as 25%", "mend it") from None
+
+
 def check_slots(slots: int, experts: int, top_k: int) -> None:
     """Refuse S < K and S > E."""
     if not top_k <= slots <= experts:

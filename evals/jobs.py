@@ -70,7 +70,7 @@ def load_tokenizer(folder: str | Path, revision: str | None = None):
 
 
 def load_model(folder: str | Path, dtype: str, threads: int, revision: str | None = None):
-    """A model in evaluation mode on `threads` threads.
+    """A model in evaluation mode on `threads` threads. dtype: a name of torch's, or `auto` for the checkpoint's own.
 
     UserError on a folder that is not a whole checkpoint, lacks a weight (transformers would make up a random one) or
     has a weight that is not finite.
@@ -87,7 +87,7 @@ def load_model(folder: str | Path, dtype: str, threads: int, revision: str | Non
     try:
         model, loaded = AutoModelForCausalLM.from_pretrained(
             folder,
-            dtype=getattr(torch, dtype),
+            dtype=dtype if dtype == "auto" else getattr(torch, dtype),
             revision=revision,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # reported below, by name

@@ -466,11 +466,25 @@ def test_law_restart_forgets_and_stream_does_not(tiny_moe, random_ids):
                 decode(emulator, model, one)
                 emulator.clear_log()
             if continuity == "restart":
-                emulator.residency.restart(0)
+                emulator.restart()
             logits[continuity] = decode(emulator, model, two)
             logs[continuity] = emulator.log()
     assert same_log(logs["alone"], logs["restart"]) and torch.equal(logits["alone"], logits["restart"])
     assert not same_log(logs["alone"], logs["stream"]) and not torch.equal(logits["alone"], logits["stream"])
+
+
+def test_law_restart_is_of_every_lane(tiny_moe, random_ids):
+    model, ids = tiny_moe("qwen3_moe"), random_ids(TOKENS, seed=22, rows=3)
+    valid = np.ones(ids.shape, bool)
+    with attach(model) as attachment:
+        demand = calibrate(attachment, model, ids[:1]).demand()
+        emulator = Emulator(attachment, BUSY, slots=SLOTS, demand=demand, lanes=3)
+        start = [array.tobytes() for array in emulator.residency.state]
+        with emulator.phase("decode", lanes=[0, 1, 2], valid=valid):
+            model(ids)
+        assert (emulator.residency.state.rows["step"] == TOKENS).all()
+        emulator.restart()
+        assert [array.tobytes() for array in emulator.residency.state] == start
 
 
 @pytest.mark.parametrize("lane", [-1, -2])

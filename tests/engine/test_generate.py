@@ -1,4 +1,4 @@
-"""Greedy generation under phases: the prompt is prefill, every new token but the last one decoding event a layer."""
+"""Token by token under phases: the prompt is prefill, every new token but the last one decoding event a layer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from policy_cases import POLICIES
 
 from engine.emulator import Emulator, Replayer
 from engine.errors import UserError
-from engine.generate import generate
+from engine.generate import _WIDE, forced, generate
 from engine.hook import attach
 
 
@@ -50,7 +50,35 @@ def test_generation_stops_after_the_stop_token(tiny_moe, random_ids):
     assert torch.is_grad_enabled()
 
 
-def test_an_empty_prompt_is_refused(tiny_moe):
+@pytest.mark.parametrize("start", [generate, forced])
+def test_an_empty_prompt_is_refused(start, tiny_moe):
     model = tiny_moe("qwen3_moe")
+    rest = {"max_new_tokens": 3} if start is generate else {"continuation": [1, 2]}
     with attach(model) as attachment, pytest.raises(UserError, match="an empty prompt"):
-        list(generate(model, Emulator(attachment, POLICIES["fetch_lru"], slots=5), [], max_new_tokens=3))
+        list(start(model, Emulator(attachment, POLICIES["fetch_lru"], slots=5), [], **rest))
+
+
+# ---- a continuation that is given ------------------------------------------------------------------------------------
+@pytest.mark.parametrize("tokens", [1, 2, _WIDE, _WIDE + 1, _WIDE + 2])
+def test_law_every_forced_token_is_judged_once(tokens, tiny_moe, random_ids):
+    """Across the passes that a long continuation is cut into."""
+    model, ids = tiny_moe("qwen3_moe"), random_ids(9 + tokens, seed=53)[0].tolist()
+    with torch.inference_mode(), attach(model) as attachment:
+        stock = model(torch.tensor([ids])).logits[0, 8:-1]
+        emulator = Emulator(attachment, POLICIES["fetch_lru"], slots=5)
+        logits, wanted = zip(*forced(model, emulator, ids[:9], ids[9:]), strict=True)
+    assert torch.cat(wanted).tolist() == ids[9:]
+    torch.testing.assert_close(torch.cat(logits), stock, rtol=1e-3, atol=1e-3)
+    assert (emulator.residency.state.rows["step"] == 9 + tokens - 1).all()
+
+
+def test_agreement_of_generation_with_what_it_made_forced(family, tiny_moe, random_ids):
+    """The same decisions and the same choice at every token, wide or step by step as the family can."""
+    model, prompt = tiny_moe(family), random_ids(9, seed=54)[0].tolist()
+    with attach(model) as attachment:
+        emulator = Emulator(attachment, POLICIES["substitute_all"], slots=5)
+        made = list(generate(model, emulator, prompt, max_new_tokens=20))
+        again = Emulator(attachment, POLICIES["substitute_all"], slots=5)
+        logits = torch.cat([logits for logits, _ in forced(model, again, prompt, made)])
+    assert logits.argmax(dim=-1).tolist() == made
+    assert (again.log().executed == emulator.log().executed).all()

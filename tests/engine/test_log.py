@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from safetensors.numpy import save_file
 
 from engine.decision import ARRIVED, DROP, FETCH, FETCHED, HIT, ISSUED, PROMOTED, SUBSTITUTE
 from engine.errors import UserError
-from engine.log import DecisionLog, count, load_log
+from engine.log import DecisionLog, add_counts, count, load_log
 from engine.trace import RouterTrace, replay
 
 ARRAYS = ("executed", "weights", "kind", "first", "g", "moves")
@@ -41,6 +42,15 @@ def small_log(**provenance):
         ),
         provenance=provenance,
     )
+
+
+def test_law_counts_of_two_logs_are_those_of_both_together():
+    """The second is longer, so that a mean of means would show."""
+    one, other = small_log(), small_log()
+    other = replace(other, **{name: np.concatenate([getattr(other, name)] * 3)[1:] for name in ARRAYS})
+    both = replace(one, **{name: np.concatenate([getattr(one, name), getattr(other, name)]) for name in ARRAYS})
+    assert count(one)["substituted_mass"] != count(other)["substituted_mass"]
+    assert add_counts(count(one), count(other)) == pytest.approx(count(both))
 
 
 def test_golden_counts():

@@ -11,7 +11,7 @@ from policy_cases import POLICIES, SHEET, residency
 from engine.decision import EVICTIONS, MISS_RULES, STANDINS
 from engine.errors import UserError, main_guard
 from engine.policies import BASELINE, COLUMNS, find_policy, load_policies
-from engine.residency import Demand, check_slots, slots_from_percent
+from engine.residency import Demand, check_slots, parse_slots, slots_from_percent
 
 GOOD = {
     "id": "good",
@@ -265,6 +265,16 @@ def test_slots_below_k_or_above_e_are_refused(slots):
 def test_a_budget_in_percent_is_not_exceeded():
     assert [slots_from_percent(512, p) for p in (12.5, 25, 50, 100)] == [64, 128, 256, 512]
     assert slots_from_percent(60, 33.3) == 19
+
+
+def test_slots_as_a_command_line_has_them():
+    assert [parse_slots(text, 512) for text in ("64", 64, "12.5%", "25%", "100%")] == [64, 64, 64, 128, 512]
+
+
+@pytest.mark.parametrize("text", ["", "%", "25%%", "25%x", "-5", "0", "0%", "nan%", "inf%", "0.25", 0.25, "s25", None])
+def test_slots_that_are_no_number_are_refused(text):
+    with pytest.raises(UserError, match=f"^slots={text};"):
+        parse_slots(text, 512)
 
 
 def test_demand_of_another_model_is_refused():
