@@ -32,7 +32,7 @@ from evals.adapter import OffloadedLM
 from evals.instruments import parse
 from evals.jobs import model_hash
 from evals.perplexity import losses, tokenize
-from evals.quality import save_demand
+from engine.demand import save_demand
 
 ROOT = Path(__file__).parents[2]
 POLICIES = {name: p for name, p in load_policies(ROOT / "config" / "policies.tsv").items() if not p.clairvoyant}
