@@ -4,11 +4,13 @@ Both follow the interface that transformers gives every experts module (`has_gat
 `has_post_expert_norm`, `_apply_gate`), so there is no code for a family. Parameters are dicts by the module's own
 names, [R, ...] of R rows or [...] of one expert.
 
-    decode_token(module, layout.views(buffer), hidden, rows, weights)      # [1, D], K experts where they lie
+    decode_token(module, layout.views(buffer), hidden, rows, weights, stock)   # [1, D], K experts where they lie
     run_expert(module, one_expert, hidden)                                 # [T, D], one expert for T tokens
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -18,11 +20,22 @@ from engine.kernels import DTYPES, products
 
 
 def decode_token(
-    module: nn.Module, parameters: dict[str, torch.Tensor], hidden: torch.Tensor, rows: np.ndarray, weights: np.ndarray
+    module: nn.Module,
+    parameters: dict[str, torch.Tensor],
+    hidden: torch.Tensor,
+    rows: np.ndarray,
+    weights: np.ndarray,
+    stock: Callable[..., torch.Tensor],
 ) -> torch.Tensor:
-    """hidden [1, D], rows [K] int64 of parameters [R, ...], weights [K] float32. Returns [1, D]; copies no weight."""
+    """hidden [1, D], rows [K] int64 of parameters [R, ...], weights [K] float32. Returns [1, D]; copies no weight.
+
+    stock: transformers' implementation, which serves on other devices; the parameters must be the module's own then.
+    """
+    if hidden.device.type != "cpu":
+        index = torch.from_numpy(rows).to(hidden.device)[None]
+        return stock(module, hidden, index, torch.from_numpy(weights).to(hidden.device, hidden.dtype)[None])
     up = parameters["gate_up_proj" if module.has_gate else "up_proj"]
-    if up.device.type != "cpu" or up.dtype not in DTYPES or module.is_transposed:
+    if up.dtype not in DTYPES or module.is_transposed:
         return _one_by_one(module, parameters, hidden, rows, weights)
     inner = _up(module, parameters, products(up, rows, hidden).to(hidden.dtype), rows)  # [K, F]
     outer = _down(module, parameters, products(parameters["down_proj"], rows, inner).to(hidden.dtype), rows)  # [K, D]
@@ -64,5 +77,5 @@ def _down(module: nn.Module, parameters: dict[str, torch.Tensor], product: torch
 
 def _combine(outer: torch.Tensor, weights: np.ndarray) -> torch.Tensor:
     """[K, D] weighted and summed in float32, then in the model's type: [1, D]."""
-    factors = torch.from_numpy(np.ascontiguousarray(weights)).to(outer.device)
+    factors = torch.from_numpy(np.ascontiguousarray(weights))
     return (factors @ outer.float()).to(outer.dtype)[None]

@@ -142,10 +142,14 @@ class Engine(PhasedHandler):
         kept = executed >= 0  # the others were dropped
         slots = self.residency.state.experts[layer]["slot"][executed[kept]]
         rows = self.slots.row_of_slot[layer, slots]
-        output = decode_token(call.module, self.slots.parameters[layer], call.hidden, rows, decided.weights[0][kept])
+        output = self._compute(call, rows, decided.weights[0][kept])
         for move in moves[moves["cause"] == ISSUED]:
             self._issue(layer, int(move["slot"]), int(move["expert"]))
         return output
+
+    def _compute(self, call: Call, rows: np.ndarray, weights: np.ndarray) -> torch.Tensor:
+        """One token through the experts in these rows [K]."""
+        return decode_token(call.module, self.slots.parameters[call.layer], call.hidden, rows, weights, call.stock)
 
     def _decide(self, call: Call, rule):
         scores = call.scores.detach().cpu().numpy()

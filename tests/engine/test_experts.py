@@ -48,7 +48,7 @@ def test_a_decoded_token_gets_what_the_stock_experts_give(tiny_moe, family, dtyp
         rows = torch.randperm(module.num_experts, generator=generator)[:4]
         weights = torch.rand(1, 4, generator=generator)
         wanted = stock(module, hidden, rows[None], weights.to(dtype))
-        found = decode_token(module, views, hidden, rows.numpy(), weights[0].numpy())
+        found = decode_token(module, views, hidden, rows.numpy(), weights[0].numpy(), stock)
         assert found.shape == wanted.shape and found.dtype == wanted.dtype
         assert (found - wanted).abs().max() <= TOLERANCE[dtype] * wanted.abs().max()
 
