@@ -109,9 +109,9 @@ def _timed(work: Callable[[], object], device: str) -> float:
 def _measure_decoding(pool: torch.Tensor, dtype: torch.dtype, plan: dict) -> tuple[dict, dict, np.ndarray]:
     """Tables of a token outside its layers and of a layer by dense bytes, and seconds of decisions (narrow model)."""
     few, many = plan["depth_layers"]
-    narrow, wide = plan["widths"]
-    small = CHOSEN * 3 * math.prod(plan["experts"][0])  # weights
-    flush = {narrow: pool[: small * dtype.itemsize].view(dtype), wide: pool[:FLUSH_BYTES].view(torch.float32)}
+    narrow = plan["widths"][0]
+    small = CHOSEN * 3 * math.prod(plan["experts"][0]) * dtype.itemsize  # bytes
+    flush = {width: pool[: small if width == narrow else FLUSH_BYTES].view(torch.float32) for width in plan["widths"]}
     models = {(width, depth): _Decoder(width, depth, flush[width], dtype) for width in flush for depth in (few, many)}
     found = sample({key: model.step for key, model in models.items()}, plan["seconds"]["decode"], plan["repeats"])
     a_layer = {width: np.maximum(found[width, many] - found[width, few], 1e-7) / (many - few) for width in flush}

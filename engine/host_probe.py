@@ -54,7 +54,7 @@ FULL = {
     "file_bytes": 1 << 29,
     "pool_bytes": 1 << 28,
     "experts": ((256, 32), (512, 256), (2048, 512), (2048, 1024)),  # (D, F)
-    "widths": (256, 2048),
+    "widths": (256, 1024, 2048),
     "depth_layers": (2, 4),
     "seconds": {"disk": 12.0, "memory": 2.5, "pcie": 2.5, "decode": 5.0, "experts": 4.0, "beside": 1.2},
     "repeats": 5,

@@ -30,7 +30,7 @@ from engine.errors import UserError, error
 from engine.experts import decode_token, run_expert
 from engine.hook import Attachment, Call
 from engine.kernels import set_threads
-from engine.link import Link, Place, Transfer
+from engine.link import Link, Transfer
 from engine.log import DecisionLog, LogWriter
 from engine.phase import PhasedHandler
 from engine.policies import Policy
@@ -38,6 +38,7 @@ from engine.residency import Demand, Residency, check_slots
 from engine.slots import NOBODY, Slots
 
 COMPLETIONS = ("next_step", "real")
+AT_ONCE = 32  # records of one read: on a GPU each has a pinned buffer of its own
 
 
 class Engine(PhasedHandler):
@@ -91,8 +92,8 @@ class Engine(PhasedHandler):
 
     def restart(self) -> None:
         """Back to the start (continuity `restart`): what its residents lack is read, not throttled."""
+        self._broken = True
         self._drain()
-        self._broken = False
         self.residency.restart(0)
         limits, self.link.limits = self.link.limits, None
         try:
@@ -100,6 +101,7 @@ class Engine(PhasedHandler):
                 self._read(self.slots.arrange(layer, slots["expert"]), layer)
         finally:
             self.link.limits = limits
+        self._broken = False
 
     def clear_log(self) -> None:
         self._written.clear()
@@ -213,13 +215,14 @@ class Engine(PhasedHandler):
         """(row, expert) of one layer, in the foreground."""
         rows = [row for row, _ in wanted]
         self.slots.held[layer, rows] = NOBODY
-        self.link.fetch([Place(layer, e, self.slots.target(layer, row)) for row, e in wanted])
+        for first in range(0, len(wanted), AT_ONCE):
+            self.link.fetch([self.slots.place(layer, row, e) for row, e in wanted[first : first + AT_ONCE]])
         self.slots.held[layer, rows] = [expert for _, expert in wanted]
 
     def _issue(self, layer: int, slot: int, expert: int) -> None:
         row = int(self.slots.row_of_slot[layer, slot])
         self.slots.held[layer, row] = expert  # on its way
-        self._loads[layer][expert] = self.link.issue(Place(layer, expert, self.slots.target(layer, row)))
+        self._loads[layer][expert] = self.link.issue(self.slots.place(layer, row, expert))
 
     # ---- prefill -----------------------------------------------------------------------------------------------------
     def _prefill(self, call: Call) -> torch.Tensor:
@@ -237,7 +240,7 @@ class Engine(PhasedHandler):
             output, to_read = self._prefill_in_parts(call, needed, rows, state)
         for row, expert in to_read:  # loads that this scan has issued
             self.slots.held[layer, row] = expert
-            self._loads[layer][expert] = self.link.issue(Place(layer, expert, self.slots.target(layer, row)))
+            self._loads[layer][expert] = self.link.issue(self.slots.place(layer, row, expert))
         return output
 
     def _prefill_in_parts(self, call: Call, needed: list[int], rows: np.ndarray, state: np.ndarray):
@@ -252,17 +255,21 @@ class Engine(PhasedHandler):
         missing = [expert for expert in needed if rows[expert] == NOBODY]
         for first in range(0, len(missing), self.slots.staging):
             batch = missing[first : first + self.slots.staging]
-            places = []
-            for place, expert in enumerate(batch):
-                staying = expert in row_of
-                places.append(self.slots.target(layer, row_of[expert]) if staying else self.slots.stage(place))
-            self.link.fetch([Place(layer, e, target) for e, target in zip(batch, places, strict=True)])
-            for place, expert in enumerate(batch):
+            places = [
+                self.slots.place(layer, row_of[expert], expert)
+                if expert in row_of
+                else self.slots.stage(number, layer, expert)
+                for number, expert in enumerate(batch)
+            ]
+            began = time.perf_counter()
+            self.link.fetch(places)
+            self.stalled_s += time.perf_counter() - began
+            for number, expert in enumerate(batch):
                 if expert in row_of:
                     self.slots.held[layer, row_of[expert]] = expert
                     one = {name: tensor[row_of[expert]] for name, tensor in parameters.items()}
                 else:
-                    one = {name: tensor[place] for name, tensor in self.slots.staged.items()}
+                    one = {name: tensor[number] for name, tensor in self.slots.staged.items()}
                 self._add(call, expert, one, output)
         return output, [(row, expert) for row, expert in to_read if expert not in missing]
 

@@ -19,7 +19,7 @@ from engine.checkpoint import CheckpointStore
 from engine.errors import error
 from engine.hook import Attachment, attach
 from engine.host_times import Affine
-from engine.link import Link, Place
+from engine.link import Link
 from engine.offload_engine import Engine
 from engine.record import Store
 from engine.residency import Demand
@@ -63,7 +63,7 @@ class OpenModel:
         slots = Slots(store.layout, layers=store.layers, slots=store.experts, staging=0)
         with Link(store) as link:
             for layer in range(store.layers):
-                link.fetch([Place(layer, e, slots.target(layer, e)) for e in range(store.experts)])
+                link.fetch([slots.place(layer, e, e) for e in range(store.experts)])
         slots.give_to(self.attachment.layers)
 
     def close(self) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from engine.link import Place
 from engine.record import Layout, page_aligned
 
 NOBODY = -1
@@ -30,6 +31,8 @@ class Slots:
         self.staged = layout.views(self._staging)  # name: [staging, ...]
         self.staging = staging
         self.held = np.full((layers, slots), NOBODY, np.int32)  # expert whose bytes are, or are on their way, in a row
+        self._pinned: list[torch.Tensor] = []  # of a GPU: not in use, as many as ever were at once
+        self._stream = torch.cuda.Stream() if device == "cuda" else None
         self.row_of_slot = np.tile(np.arange(slots), (layers, 1))  # [L, S] int64
 
     def _buffer(self, rows: int) -> torch.Tensor:
@@ -49,12 +52,32 @@ class Slots:
                 setattr(module, name, nn.Parameter(tensor, requires_grad=False))
             module.num_experts = self.slots
 
-    def target(self, layer: int, row: int) -> memoryview:
-        """One row's bytes [record_bytes], to be written."""
-        return memoryview(self._buffers[layer][row].numpy())
+    def place(self, layer: int, row: int, expert: int) -> Place:
+        """Where a link is to bring an expert that a row is to hold."""
+        return self._place(layer, expert, self._buffers[layer][row])
 
-    def stage(self, place: int) -> memoryview:
-        return memoryview(self._staging[place].numpy())
+    def stage(self, number: int, layer: int, expert: int) -> Place:
+        """The same for a staging buffer."""
+        return self._place(layer, expert, self._staging[number])
+
+    def _place(self, layer: int, expert: int, record: torch.Tensor) -> Place:
+        """record [record_bytes] uint8. On a GPU the link fills pinned memory, and its reader copies on from there."""
+        if self.device == "cpu":
+            return Place(layer, expert, memoryview(record.numpy()))
+        try:
+            pinned = self._pinned.pop()
+        except IndexError:
+            pinned = torch.empty(self.layout.record_bytes, dtype=torch.uint8, pin_memory=True)
+
+        def copy_on() -> None:
+            done = torch.cuda.Event()
+            with torch.cuda.stream(self._stream):
+                record.copy_(pinned, non_blocking=True)
+                done.record()
+            done.synchronize()
+            self._pinned.append(pinned)
+
+        return Place(layer, expert, memoryview(pinned.numpy()), copy_on)
 
     def rows_of(self, layer: int, experts: int) -> np.ndarray:
         """Of every expert [E] the row that holds it, or NOBODY."""
