@@ -1,4 +1,4 @@
-"""How fast are decision, simulator, emulator and fetch path? Ratios of one run; machines are noisy, no test asserts a time.
+"""How fast are decision, simulator, emulator and fetch path? Ratios of one run; noise forbids tests that assert a time.
 
 1. decision: events a second on one thread at E=512, K=10, S=128, `lfu_decay`, threshold, background on, over a seeded
    trace with 65 to 75 % hits and at least two substitutions an event. Reordering and logging included. Why it matters:
