@@ -1,6 +1,6 @@
 # make        the environment, then the main job: every policy scored, tables, figures, results/all
 # make test   the environment, then the whole test suite
-# make bench  ratios of decision, simulator and emulator, in one run
+# make bench  ratios of decision, simulator, emulator and fetch path, in one run
 # make mutants  planted faults: each must make its named test fail
 
 PYTHON ?= python3.11

@@ -60,6 +60,7 @@ class Transfer:
     """One background record. state: queued | in_transit | done | failed | withdrawn."""
 
     def __init__(self, place: Place, turn: Condition) -> None:
+        """turn: of its link."""
         self.place, self.state, self._turn = place, "queued", turn
         self.error: BaseException | None = None
 
@@ -83,7 +84,8 @@ class Link:
         """readers: records of one fetch that are read at once. limits: None is as fast as the store."""
         self.store, self.limits, self.name = store, limits, name
         self._readers = Readers(readers, name)
-        self._turn = Condition()  # guards the five below
+        self._lock = Lock()  # guards the four below
+        self._turn = Condition(self._lock)
         self._queue: deque[Transfer] = deque()
         self._transit: Transfer | None = None
         self._fetching: set[object] = set()
@@ -104,7 +106,7 @@ class Link:
             return
         mark = object()
         try:
-            with self._turn:
+            with self._lock:
                 if self._closed:
                     raise RuntimeError("the link is closed")
                 self._fetching.add(mark)
@@ -113,7 +115,7 @@ class Link:
             begin_s = time.perf_counter()
             self._readers.read_all(lambda place: self._bring(place, begin_s, True), places)
         finally:
-            with self._turn:
+            with self._lock:
                 self._fetching.discard(mark)
                 if self._queue:
                     self._turn.notify_all()
@@ -122,7 +124,7 @@ class Link:
     def issue(self, place: Place) -> Transfer:
         """Queue a record; back at once. Its target is the link's until the transfer is done, failed or withdrawn."""
         transfer = Transfer(place, self._turn)
-        with self._turn:
+        with self._lock:
             if self._closed:
                 raise RuntimeError("the link is closed")
             self._queue.append(transfer)
@@ -131,7 +133,7 @@ class Link:
 
     def withdraw(self, transfer: Transfer) -> bool:
         """Take a transfer off the queue; False where it has started, then it can only be waited for."""
-        with self._turn:
+        with self._lock:
             if transfer.state != "queued":
                 return False
             self._queue.remove(transfer)
@@ -141,7 +143,7 @@ class Link:
     def _carry(self) -> None:
         """The background thread."""
         while True:
-            with self._turn:
+            with self._lock:
                 while not self._closed and (self._fetching or not self._queue):
                     self._turn.wait()
                 if self._closed:
@@ -152,7 +154,7 @@ class Link:
                 self._bring(transfer.place, time.perf_counter(), False)
             except BaseException as exc:  # whoever waits for it is told
                 transfer.error = exc
-            with self._turn:
+            with self._lock:
                 transfer.state = "failed" if transfer.error else "done"
                 self._transit = None
                 self._turn.notify_all()
@@ -187,7 +189,7 @@ class Link:
 
     def close(self) -> None:
         """Wait for the record in transit, withdraw the queued ones, end all threads."""
-        with self._turn:
+        with self._lock:
             self._closed = True
             for transfer in self._queue:
                 transfer.state = "withdrawn"

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
-from threading import Condition, Thread
+from threading import Condition, Lock, Thread
 from typing import Any
 
 from engine.errors import error
@@ -47,7 +47,8 @@ class Readers:
             raise error(f"{depth} readers", "1 or more", "choose another number")
         self.depth = depth
         self._batches: SimpleQueue[_Batch | None] = SimpleQueue()
-        self._idle = Condition()
+        self._lock = Lock()  # of every batch's `helpers`
+        self._idle = Condition(self._lock)
         self._threads = [Thread(target=self._help, name=f"{name}-{n}", daemon=True) for n in range(1, depth)]
         for thread in self._threads:
             thread.start()
@@ -58,6 +59,9 @@ class Readers:
         An interrupt of the caller leaves items that were not begun unread, and is raised when no reader is at work any
         more: what they write to may be given back then.
         """
+        if len(items) == 1:
+            read(items[0])
+            return
         batch = _Batch(read, items)
         try:
             for _ in range(min(len(items), self.depth) - 1):
@@ -73,7 +77,7 @@ class Readers:
         interrupt = None
         while True:
             try:
-                with self._idle:
+                with self._lock:
                     batch.items.clear()
                     while batch.helpers:
                         self._idle.wait()
@@ -85,12 +89,12 @@ class Readers:
 
     def _help(self) -> None:
         while (batch := self._batches.get()) is not None:
-            with self._idle:
+            with self._lock:
                 if not batch.items:
                     continue
                 batch.helpers += 1
             batch.work(BaseException)
-            with self._idle:
+            with self._lock:
                 batch.helpers -= 1
                 if not batch.helpers:
                     self._idle.notify_all()

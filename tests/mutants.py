@@ -30,9 +30,11 @@ JOBS = min(2, os.cpu_count() or 1)
 DECISION, EMULATOR, HOOK, RESIDENCY, TRACE_FILE = (
     f"engine/{name}.py" for name in ("decision", "emulator", "hook", "residency", "trace_file")
 )
+LINK, PACK, READERS, STORE = (f"engine/{name}.py" for name in ("link", "pack", "readers", "store"))
 GOLDEN, LAWS, OF_EMULATOR, OF_HOOK, OF_TRACE_FILE = (
     f"tests/engine/test_{name}.py::" for name in ("decision_golden", "decision_laws", "emulator", "hook", "trace_file")
 )
+OF_LINK, OF_STORE = (f"tests/engine/test_{name}.py::" for name in ("link", "store"))
 
 
 class Fault(NamedTuple):
@@ -203,6 +205,62 @@ FAULTS: dict[str, Fault] = {
         "rescale = rescale or rule.renormalise",
         "rescale = False",
         GOLDEN + "test_golden_drop[yes-weights0]",
+    ),
+    # ---- how records travel
+    "background_starts_during_a_fetch": Fault(
+        LINK,
+        "while not self._closed and (self._fetching or not self._queue):",
+        "while not self._closed and not self._queue:",
+        OF_LINK + "test_nothing_starts_in_the_background_while_a_fetch_runs",
+    ),
+    "fetch_beside_the_record_in_transit": Fault(
+        LINK,
+        "                while self._transit:\n                    self._turn.wait()\n",
+        "",
+        OF_LINK + "test_a_fetch_waits_for_the_record_in_transit_and_goes_before_the_queued_ones",
+    ),
+    "background_last_in_first_out": Fault(
+        LINK,
+        "self._queue.popleft()",
+        "self._queue.pop()",
+        OF_LINK + "test_background_records_pass_one_at_a_time_first_in_first_out",
+    ),
+    "throttle_without_latency": Fault(
+        LINK,
+        "begin_s + self.limits.overhead_s",
+        "begin_s",
+        OF_LINK + "test_a_throttled_link_is_never_faster_than_its_limits[4-latency]",
+    ),
+    "bytes_of_failed_loads_counted": Fault(
+        LINK,
+        "        size = read_record(",
+        "        self._journal.extend(_entry(begin_s, begin_s, 4096, foreground))\n        size = read_record(",
+        OF_LINK + "test_a_failed_background_load_is_reported_and_its_bytes_do_not_count[device]",
+    ),
+    "interrupted_fetch_does_not_wait": Fault(
+        READERS,
+        "while batch.helpers:",
+        "while False:",
+        OF_LINK + "test_an_interrupted_fetch_returns_when_no_reader_writes_any_more[4]",
+    ),
+    # ---- the packed store
+    "record_of_another_expert": Fault(
+        STORE,
+        "(layer * self.experts + expert) * self._record_bytes",
+        "(expert * self.layers + layer) * self._record_bytes",
+        OF_STORE + "test_a_record_lies_at_its_number_times_its_size",
+    ),
+    "noise_between_weights_packed": Fault(
+        PACK,
+        "buffer[:, begin:end] = 0",
+        "pass",
+        OF_STORE + "test_the_same_weights_give_the_same_bytes_and_others_another_identity",
+    ),
+    "half_a_store_left_behind": Fault(
+        PACK,
+        "shutil.rmtree(building, ignore_errors=True)",
+        "pass",
+        OF_STORE + "test_a_disk_that_fills_up_leaves_nothing[third write]",
     ),
 }
 
