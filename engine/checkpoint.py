@@ -100,7 +100,7 @@ class CheckpointStore:
         return count
 
     def _fill(self, plan: _Plan, buffer: np.ndarray, record: np.ndarray) -> None:
-        """From the buffer to the record [record_bytes], both uint8; numpy copies on one thread and without Python's lock."""
+        """From the buffer to the record [record_bytes]; numpy copies on one thread and without Python's lock."""
         layout = self.layout
         for start, stop in self._gaps:
             record[start:stop] = 0

@@ -42,5 +42,6 @@ def read_pages(fd: int, buffer: memoryview, offset: int, needed: int, path: Path
         if done + count >= needed:
             return done + count
         if count < PAGE:
-            raise error(f"{path} ends at byte {offset + done + count}", f"at least {offset + needed}", "fetch it again")
+            size = os.fstat(fd).st_size
+            raise error(f"{path} ends at byte {size:,}", f"at least {offset + needed:,}", "fetch it again")
         done += count // PAGE * PAGE

@@ -67,6 +67,9 @@ def load_skeleton(folder: Path, dtype: torch.dtype) -> nn.Module:
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # reported below, by name
         )
+    kept = [name for name in absent if model.get_parameter(name).dtype != dtype]
+    if kept:  # a family may keep some parameters in float32: a record has one dtype
+        raise error(f"{folder}: the family keeps {kept[0]} in float32", "experts of one dtype", "run it in float32")
     present = ((name, value) for name, value in model.state_dict().items() if not value.is_meta)
     check_weights(folder, loaded, present)
     return model.requires_grad_(False)

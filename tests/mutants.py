@@ -35,6 +35,10 @@ GOLDEN, LAWS, OF_EMULATOR, OF_HOOK, OF_TRACE_FILE = (
     f"tests/engine/test_{name}.py::" for name in ("decision_golden", "decision_laws", "emulator", "hook", "trace_file")
 )
 OF_LINK, OF_STORE = (f"tests/engine/test_{name}.py::" for name in ("link", "store"))
+CHECKPOINT, CONVERSION, DIRECT, EXPERT_TENSORS, SKELETON = (
+    f"engine/{name}.py" for name in ("checkpoint", "conversion", "direct", "expert_tensors", "skeleton")
+)
+OF_CHECKPOINT, OF_SKELETON = (f"tests/engine/test_{name}.py::" for name in ("checkpoint", "skeleton"))
 
 
 class Fault(NamedTuple):
@@ -261,6 +265,54 @@ FAULTS: dict[str, Fault] = {
         "shutil.rmtree(building, ignore_errors=True)",
         "pass",
         OF_STORE + "test_a_disk_that_fills_up_leaves_nothing[third write]",
+    # ---- experts in place
+    "neighbour_read_for_an_expert": Fault(
+        EXPERT_TENSORS,
+        "first.start + expert * nbytes, nbytes,",
+        "first.start + (expert ^ 1) * nbytes, nbytes,",
+        OF_CHECKPOINT + "test_agreement_every_layout_of_every_family[granitemoe-fused-single]",
+    ),
+    "gate_and_up_joined_the_other_way_round": Fault(
+        CONVERSION,
+        "for pattern in self.converter.source_patterns if pattern in self.keys]",
+        "for pattern in self.converter.source_patterns[::-1] if pattern in self.keys]",
+        OF_CHECKPOINT + "test_agreement_every_layout_of_every_family[qwen3_moe-original-single]",
+    ),
+    "conversion_told_of_all_experts": Fault(
+        CONVERSION,
+        "return self._model.get_parameter(name)[:1]",
+        "return self._model.get_parameter(name)",
+        OF_CHECKPOINT + "test_agreement_a_conversion_that_looks_at_the_model_s_shape[False]",
+    ),
+    "gaps_of_a_record_left_as_they_were": Fault(
+        CHECKPOINT,
+        "            record[start:stop] = 0\n",
+        "            pass\n",
+        OF_CHECKPOINT + "test_law_what_belongs_to_no_parameter_is_zero",
+    ),
+    "one_buffer_for_all_threads": Fault(
+        CHECKPOINT,
+        "            buffer = self._buffers.pop()\n",
+        "            buffer = self._buffers[0]\n",
+        OF_CHECKPOINT + "test_law_threads_read_the_same_bytes",
+    ),
+    "direct_reads_claimed_where_there_are_none": Fault(
+        DIRECT,
+        "return os.open(path, os.O_RDONLY), True",
+        "return os.open(path, os.O_RDONLY), False",
+        OF_CHECKPOINT + "test_the_store_says_where_it_is_cached",
+    ),
+    "disk_read_through_the_page_cache": Fault(
+        DIRECT,
+        "os.O_RDONLY | os.O_DIRECT), False",
+        "os.O_RDONLY), False",
+        OF_CHECKPOINT + "test_disk_reads_leave_the_page_cache_as_it_was",
+    ),
+    "skeleton_in_training_dtype": Fault(
+        SKELETON,
+        "state[name] = _Lazy(partial(read_tensor, tensors[name]))",
+        "state[name] = _Lazy(lambda dtype, stored=tensors[name]: read_tensor(stored, torch.float32))",
+        OF_SKELETON + "test_agreement_casts_are_from_pretrained_s[disk0]",
     ),
 }
 
