@@ -8,14 +8,11 @@ that is killed leaves a hidden folder that is no store and that the next call re
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
 import os
-import shutil
 import zlib
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -23,6 +20,7 @@ from pathlib import Path
 import torch
 
 from engine.errors import error
+from engine.files import atomic_folder
 from engine.record import Layout, Store, page_aligned, read_record
 from engine.store import CHUNK_BYTES, DTYPES, MANIFEST, RECORDS, Manifest, Progress, open_direct
 
@@ -55,7 +53,7 @@ def pack(
     beside = [p for p in sorted(source.iterdir()) if p.suffix in COMPANIONS and p.name not in (INDEX, MANIFEST)]
     needed = store.layers * store.experts * store.layout.record_bytes
     needed += sum(piece.end - piece.begin for piece in pieces) + sum(path.stat().st_size for path in beside)
-    with _whole_or_not_at_all(folder, needed) as building:
+    with atomic_folder(folder, needed) as building:
         checksums = _write_records(store, building / RECORDS, progress)
         files = {WEIGHTS: _write_tensors(building / WEIGHTS, pieces, metadata)}
         files |= {path.name: _write(building / path.name, _parts(path, 0, path.stat().st_size)) for path in beside}
@@ -64,49 +62,7 @@ def pack(
     return manifest
 
 
-# ---- the folder -----------------------------------------------------------------------------------------------------
-@contextmanager
-def _whole_or_not_at_all(folder: Path, needed: int) -> Iterator[Path]:
-    """A folder to build in, renamed to `folder` if the block succeeds and removed if not."""
-    building = folder.with_name(f".{folder.name}.packing")
-    try:
-        building.mkdir(parents=True, exist_ok=True)
-        lock = os.open(building, os.O_RDONLY)
-    except OSError as exc:
-        raise error(f"{building}: {exc.strerror}", "a folder that can be written", "choose another") from None
-    try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # it ends with its process, however that ends
-        except BlockingIOError:
-            raise error(f"another process packs into {folder}", "one at a time", "wait for it") from None
-        try:
-            if folder.exists():
-                raise error(f"{folder} exists", "a new folder", "remove it, or choose another")
-            for path in building.iterdir():  # what a killed process left
-                path.unlink()
-            if (free := shutil.disk_usage(building).free) < needed:
-                raise error(f"{free:,} bytes free for {folder}", f"{needed:,}", "free some, or choose another disk")
-            yield building
-            os.fsync(lock)
-            building.rename(folder)
-            _sync(folder.parent)
-        except OSError as exc:
-            found = f"packing into {folder}: {exc.strerror or exc}"
-            raise error(found, f"a disk with room for {needed:,} bytes", "free some, or choose another disk") from exc
-        finally:
-            shutil.rmtree(building, ignore_errors=True)
-    finally:
-        os.close(lock)
-
-
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
+# ---- files ----------------------------------------------------------------------------------------------------------
 def _write(path: Path, parts: Iterable[bytes]) -> tuple[int, int]:
     """Write a file, down to the disk; (bytes, crc32)."""
     size = checksum = 0

@@ -205,7 +205,7 @@ def test_weights_that_are_not_finite_are_refused_by_layer_and_expert(tmp_path, s
 
 
 def test_a_disk_without_room_is_refused_before_anything_is_written(tmp_path, source, monkeypatch):
-    monkeypatch.setattr(pack_module.shutil, "disk_usage", lambda _: SimpleNamespace(free=PAGE))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=PAGE))
     monkeypatch.setattr(Made, "read", lambda *_: pytest.fail("an expert was read"))
     with pytest.raises(UserError, match=r"4,096 bytes free for .*; expected [\d,]+; free some"):
         pack(Made(), tmp_path / "packed", source=source, leave_out=OURS, facts=FACTS)
@@ -247,9 +247,7 @@ def test_a_disk_that_fills_up_leaves_nothing(tmp_path, source, monkeypatch, full
     with monkeypatch.context() as patch:
         undo = full(patch)
         try:
-            with pytest.raises(
-                UserError, match=r"packing into .*(No space left|too large).*; expected a disk with room"
-            ):
+            with pytest.raises(UserError, match=r"writing .*(No space left|too large).*; expected a disk with room"):
                 pack(Made(), tmp_path / "packed", source=source, leave_out=OURS, facts=FACTS)
         finally:
             undo()
@@ -294,14 +292,14 @@ def test_a_process_killed_while_packing_leaves_no_store_and_does_not_block_the_n
     process = subprocess.Popen([sys.executable, "-c", code], cwd=root, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout.readline() == "there\n"
-        with pytest.raises(UserError, match=r"another process packs into .*; expected one at a time"):
+        with pytest.raises(UserError, match=r"another process writes .*; expected one at a time"):
             pack(Made(), folder, source=source, leave_out=OURS, facts=FACTS)
-        assert process.poll() is None and left_behind(tmp_path) == [".packed.packing"]
+        assert process.poll() is None and left_behind(tmp_path) == [".packed.building"]
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
         process.stdout.close()
-    half = tmp_path / ".packed.packing"
+    half = tmp_path / ".packed.building"
     assert (half / "experts.bin").exists() and not folder.exists()
     with pytest.raises(UserError, match=r"no store\.json in .*; expected a packed store"):
         PackedStore(half)
