@@ -265,6 +265,7 @@ FAULTS: dict[str, Fault] = {
         "shutil.rmtree(building, ignore_errors=True)",
         "pass",
         OF_STORE + "test_a_disk_that_fills_up_leaves_nothing[third write]",
+    ),
     # ---- experts in place
     "neighbour_read_for_an_expert": Fault(
         EXPERT_TENSORS,
