@@ -19,15 +19,15 @@ from engine.host_facts import MEMORY_FILESYSTEMS, filesystem
 from engine.record import PAGE
 
 
-def open_direct(path: Path) -> tuple[int, bool]:
+def open_direct(path: Path, flags: int = os.O_RDONLY) -> tuple[int, bool]:
     """(descriptor, cached): cached is True where reads may be answered by the page cache."""
     if hasattr(os, "O_DIRECT") and filesystem(path.resolve().parent) not in MEMORY_FILESYSTEMS:
         try:
-            return os.open(path, os.O_RDONLY | os.O_DIRECT), False
+            return os.open(path, flags | os.O_DIRECT, 0o666), False
         except OSError as exc:
             if exc.errno != errno.EINVAL:  # what a filesystem without O_DIRECT says
                 raise
-    return os.open(path, os.O_RDONLY), True
+    return os.open(path, flags, 0o666), True
 
 
 def read_pages(fd: int, buffer: memoryview, offset: int, needed: int, path: Path) -> int:

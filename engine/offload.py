@@ -102,7 +102,7 @@ def model_dtype(folder: str | Path, name: str | None):
     return getattr(torch, name)
 
 
-# ---- generate ----------------------------------------------------------------------------------------------------------
+# ---- generate ---------------------------------------------------------------------------------------------------
 def generate_text(a: argparse.Namespace) -> None:
     policy = find_policy(load_policies(a.policies), a.policy)
     demand = load_demand(a.demand) if a.demand else None

@@ -13,18 +13,18 @@ import math
 import os
 import zlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
 import torch
 
+from engine.direct import open_direct
 from engine.errors import error
 from engine.files import atomic_folder
 from engine.record import Layout, Store, page_aligned, read_record
-from engine.store import CHUNK_BYTES, DTYPES, MANIFEST, RECORDS, Manifest, Progress, open_direct
+from engine.safetensors_files import INDEX, SINGLE, Stored, read_headers
+from engine.store import CHUNK_BYTES, DTYPES, MANIFEST, RECORDS, Manifest, Progress
 
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 COMPANIONS = (".jinja", ".json", ".model", ".tiktoken", ".txt")  # configuration, tokenizer, chat template
 
 
@@ -49,13 +49,13 @@ def pack(
         raise error(f"experts in {store.layout.dtype}", " or ".join(DTYPES), "choose another dtype")
     if not (source / "config.json").is_file():
         raise error(f"no config.json in {source}", "a model folder", "check the path")
-    pieces, metadata = _plain_tensors(source, set(leave_out))
+    tensors = _plain_tensors(source, set(leave_out))
     beside = [p for p in sorted(source.iterdir()) if p.suffix in COMPANIONS and p.name not in (INDEX, MANIFEST)]
     needed = store.layers * store.experts * store.layout.record_bytes
-    needed += sum(piece.end - piece.begin for piece in pieces) + sum(path.stat().st_size for path in beside)
+    needed += sum(stored.nbytes for stored in tensors) + sum(path.stat().st_size for path in beside)
     with atomic_folder(folder, needed) as building:
         checksums = _write_records(store, building / RECORDS, progress)
-        files = {WEIGHTS: _write_tensors(building / WEIGHTS, pieces, metadata)}
+        files = {SINGLE: _write_tensors(building / SINGLE, tensors)}
         files |= {path.name: _write(building / path.name, _parts(path, 0, path.stat().st_size)) for path in beside}
         manifest = Manifest(store.layers, store.experts, store.layout, tuple(checksums), files, facts)
         _write(building / MANIFEST, [json.dumps(manifest.as_json(), allow_nan=False).encode()])
@@ -133,68 +133,22 @@ def _check_finite(layout: Layout, records: torch.Tensor, first: int, experts: in
 
 
 # ---- everything else ------------------------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class _Piece:
-    """One tensor of a safetensors file, as the file describes it."""
-
-    name: str
-    dtype: str
-    shape: list[int]
-    path: Path
-    begin: int
-    end: int
-
-    @property
-    def item_bytes(self) -> float:
-        return (self.end - self.begin) / max(math.prod(self.shape), 1)
-
-
-def _plain_tensors(source: Path, leave_out: set[str]) -> tuple[list[_Piece], dict]:
-    """Every tensor of a checkpoint but those left out, in an order that keeps them aligned; and its metadata."""
-    names, index = {WEIGHTS}, source / INDEX
-    if index.is_file():
-        try:
-            names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        except (AttributeError, KeyError, TypeError, ValueError) as exc:
-            raise error(f"{index}: {exc}", "the index of the shards", "fetch it again") from None
-    pieces: dict[str, _Piece] = {}
-    metadata: dict = {"format": "pt"}
-    for path in sorted(source / name for name in names):
-        start, header = _header(path)
-        metadata |= header.pop("__metadata__", {})
-        for name, tensor in header.items():
-            begin, end = (start + at for at in tensor["data_offsets"])
-            pieces[name] = _Piece(name, tensor["dtype"], tensor["shape"], path, begin, end)
-    if missing := leave_out - set(pieces):
+def _plain_tensors(source: Path, leave_out: set[str]) -> list[Stored]:
+    """Every tensor of a checkpoint but those left out, in an order that keeps them aligned."""
+    tensors = read_headers(source)
+    if missing := leave_out - set(tensors):
         raise error(f"no tensor '{min(missing)}' in {source}", "every tensor of an expert", "check the checkpoint")
-    kept = [piece for name, piece in pieces.items() if name not in leave_out]
-    return sorted(kept, key=lambda piece: (-piece.item_bytes, piece.name)), metadata
+    kept = [stored for name, stored in tensors.items() if name not in leave_out]
+    return sorted(kept, key=lambda stored: (-stored.nbytes / max(math.prod(stored.shape), 1), stored.name))
 
 
-def _header(path: Path) -> tuple[int, dict]:
-    """(byte at which the tensors begin, what the header says) of a whole safetensors file."""
-    try:
-        with open(path, "rb") as handle:
-            start = 8 + int.from_bytes(handle.read(8), "little")
-            size = os.fstat(handle.fileno()).st_size
-            header = json.loads(handle.read(start - 8)) if start <= size else {}
-        end = start + max(tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__")
-    except OSError as exc:
-        raise error(f"{path}: {exc.strerror}", "a file of the checkpoint", "fetch it") from None
-    except (AttributeError, KeyError, TypeError, ValueError):
-        raise error(f"{path} is no safetensors file", "a whole file of the checkpoint", "fetch it again") from None
-    if end != size:
-        raise error(f"{path} of {size:,} bytes", f"{end:,}, as its header says", "fetch it again")
-    return start, header
-
-
-def _write_tensors(path: Path, pieces: list[_Piece], metadata: dict) -> tuple[int, int]:
-    header, at = {"__metadata__": metadata}, 0
-    for piece in pieces:
-        size = piece.end - piece.begin
-        header[piece.name] = {"dtype": piece.dtype, "shape": piece.shape, "data_offsets": [at, at + size]}
-        at += size
+def _write_tensors(path: Path, tensors: list[Stored]) -> tuple[int, int]:
+    header, at = {"__metadata__": {"format": "pt"}}, 0
+    for stored in tensors:
+        end = at + stored.nbytes
+        header[stored.name] = {"dtype": stored.dtype, "shape": stored.shape, "data_offsets": [at, end]}
+        at = end
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    bytes_of_all = (part for piece in pieces for part in _parts(piece.path, piece.begin, piece.end))
+    bytes_of_all = (part for one in tensors for part in _parts(one.path, one.start, one.start + one.nbytes))
     return _write(path, chain([len(text).to_bytes(8, "little"), text], bytes_of_all))

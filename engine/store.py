@@ -12,7 +12,6 @@ transformers has it. engine/pack.py writes it.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
@@ -24,8 +23,8 @@ from pathlib import Path
 import psutil
 import torch
 
+from engine.direct import open_direct
 from engine.errors import error
-from engine.host_facts import MEMORY_FILESYSTEMS, filesystem
 from engine.readers import Readers
 from engine.record import Layout, Store, page_aligned, read_record
 
@@ -40,18 +39,6 @@ Progress = Callable[[int, int], None]  # (records done, records in all)
 
 def is_packed(folder: str | Path) -> bool:
     return (Path(folder) / MANIFEST).is_file()
-
-
-def open_direct(path: Path, flags: int) -> tuple[int, bool]:
-    """(descriptor, cached): past the page cache, or `cached` where the file system has no such way."""
-    direct = getattr(os, "O_DIRECT", 0)
-    if direct and filesystem(path.parent) not in MEMORY_FILESYSTEMS:
-        try:
-            return os.open(path, flags | direct, 0o666), False
-        except OSError as exc:
-            if exc.errno != errno.EINVAL:
-                raise
-    return os.open(path, flags, 0o666), True
 
 
 # ---- the manifest ---------------------------------------------------------------------------------------------------

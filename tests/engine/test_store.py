@@ -32,6 +32,7 @@ from store_cases import (
 )
 
 from engine import pack as pack_module
+from engine import direct
 from engine import store as store_module
 from engine.errors import UserError
 from engine.pack import pack
@@ -98,7 +99,7 @@ def test_records_are_read_past_the_page_cache_or_say_cached(packed):
 @pytest.mark.parametrize("why", ["memory", "refused"])
 def test_a_file_system_without_o_direct_is_read_all_the_same_and_says_so(packed, monkeypatch, why):
     if why == "memory":
-        monkeypatch.setattr(store_module, "filesystem", lambda _: "tmpfs")
+        monkeypatch.setattr(direct, "filesystem", lambda _: "tmpfs")
     else:
         honest = os.open
 
@@ -401,16 +402,24 @@ def _pointer(folder):
 
 BAD_SOURCES = {
     "no configuration": (1, lambda f: (f / "config.json").unlink(), r"no config.json in .*; expected a model folder"),
-    "no weights": (1, lambda f: (f / "model.safetensors").unlink(), r"model.safetensors: No such file"),
+    "no weights": (1, lambda f: (f / "model.safetensors").unlink(), r"has neither model.safetensors nor"),
     "a shard missing": (
         3,
         lambda f: (f / "model-00002-of-00003.safetensors").unlink(),
-        r"00002-of.*No such file",
+        r"00002-of.* is missing; expected every shard",
     ),
-    "weights cut short": (1, _cut("model.safetensors"), r"bytes; expected [\d,]+, as its header says; fetch it again"),
-    "an index that is none": (3, _cut("model.safetensors.index.json", 30), r"index.json: .*; expected the index"),
-    "an lfs pointer": (1, _pointer, r"is no safetensors file; expected a whole file"),
-    "an empty file": (1, lambda f: (f / "model.safetensors").write_bytes(b""), r"is no safetensors file"),
+    "weights cut short": (
+        1,
+        _cut("model.safetensors"),
+        r"bytes; expected [\d,]+, as its header says; fetch the checkpoint",
+    ),
+    "an index that is none": (
+        3,
+        _cut("model.safetensors.index.json", 30),
+        r"index.json is broken .*; expected JSON with a weight_map",
+    ),
+    "an lfs pointer": (1, _pointer, r"is a Git LFS pointer; expected the file"),
+    "an empty file": (1, lambda f: (f / "model.safetensors").write_bytes(b""), r"0 bytes and no whole header"),
 }
 
 

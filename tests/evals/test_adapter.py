@@ -23,6 +23,7 @@ from lm_eval.models.huggingface import HFLM
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
+from engine.demand import save_demand
 from engine.emulator import Emulator
 from engine.errors import UserError
 from engine.hook import attach
@@ -32,7 +33,6 @@ from evals.adapter import OffloadedLM
 from evals.instruments import parse
 from evals.jobs import model_hash
 from evals.perplexity import losses, tokenize
-from engine.demand import save_demand
 
 ROOT = Path(__file__).parents[2]
 POLICIES = {name: p for name, p in load_policies(ROOT / "config" / "policies.tsv").items() if not p.clairvoyant}
