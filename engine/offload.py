@@ -23,10 +23,13 @@ import numpy as np
 
 from engine.demand import load_demand
 from engine.errors import error, main_guard, nearest
+from engine.host_times import Affine
 from engine.log import count
 from engine.policies import find_policy, load_policies
+from engine.safetensors_files import weights_hash
 
 DTYPES = ("bfloat16", "float16", "float32")
+RAM = "ram"  # a link beside those of engine.link: all experts are read into RAM first and wait there
 
 
 def main() -> None:
@@ -60,9 +63,8 @@ def pack_model(a: argparse.Namespace) -> None:
     from engine.pack import pack
 
     with CheckpointStore(Path(a.model), model_dtype(a.model, a.dtype)) as store:
-        pack(
-            store, Path(a.out), source=Path(a.model), leave_out=store.tensor_names, facts={}, progress=_progress("pack")
-        )
+        facts, out = {"model": weights_hash(a.model)}, Path(a.out)
+        pack(store, out, source=a.model, leave_out=store.tensor_names, facts=facts, progress=_progress("pack"))
 
 
 def verify_store(a: argparse.Namespace) -> None:
@@ -81,6 +83,16 @@ def _progress(title: str):
             print(f"{title}: {done:,} of {total:,} records", file=sys.stderr, flush=True)
 
     return tell
+
+
+def find_link(name: str) -> Affine | None:
+    """What a link is throttled to, of its name on the command line."""
+    from engine.link import LINKS
+
+    links = {**LINKS, RAM: None}
+    if name not in links:
+        raise error(f"link '{name}'", "a link that every host has", nearest(name, links))
+    return links[name]
 
 
 def model_dtype(folder: str | Path, name: str | None):
@@ -109,12 +121,8 @@ def generate_text(a: argparse.Namespace) -> None:
     for name, value in (("--max-new-tokens", a.max_new_tokens), ("--threads", a.threads)):
         if value is not None and value < 1:
             raise error(f"{name} {value}", "1 or more", "choose another number")
-    from engine.link import LINKS  # imports of seconds only once the arguments are sound
-
-    links = {**LINKS, "ram": None}
-    if a.link not in links:
-        raise error(f"link '{a.link}'", "a link that every host has", nearest(a.link, links))
-    import torch
+    limits = find_link(a.link)
+    import torch  # seconds, only once the arguments are sound
     import transformers
 
     from engine.generate import generate
@@ -123,10 +131,10 @@ def generate_text(a: argparse.Namespace) -> None:
 
     transformers.utils.logging.set_verbosity_error()
     torch.set_num_threads(a.threads or len(os.sched_getaffinity(0)))
-    with OpenModel(a.model, model_dtype(a.model, a.dtype), ram=a.link == "ram") as opened:
+    with OpenModel(a.model, model_dtype(a.model, a.dtype), ram=a.link == RAM) as opened:
         tokenizer = transformers.AutoTokenizer.from_pretrained(a.model)
         slots = parse_slots(a.slots, opened.attachment.experts)
-        engine = opened.engine(slots=slots, demand=demand, limits=links[a.link], name=a.link)
+        engine = opened.engine(slots=slots, demand=demand, limits=limits, name=a.link)
         engine.use(policy, completion=a.completion)
         engine.link.clear()
         ids = tokenizer(a.prompt, add_special_tokens=False)["input_ids"]

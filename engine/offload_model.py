@@ -60,7 +60,7 @@ class OpenModel:
     def fill(self) -> None:
         """All experts into memory: from now on the stock model, as the emulator needs it."""
         store = self.store
-        slots = Slots(store.layout, layers=store.layers, slots=store.experts, staging=0)
+        slots = Slots(store.layout, layers=store.layers, slots=store.experts, staging=1)
         with Link(store) as link:
             for layer in range(store.layers):
                 link.fetch([slots.place(layer, e, e) for e in range(store.experts)])

@@ -20,6 +20,7 @@ from pathlib import Path
 import torch
 
 from engine.errors import UserError, error, nearest
+from engine.files import sha256
 
 DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -107,6 +108,24 @@ def read_header(path: Path) -> dict[str, Stored]:
     if size != whole:
         raise error(f"{path} has {size:,} bytes", f"{whole:,}, as its header says", _FETCH)
     return tensors
+
+
+def weights_hash(folder: str | Path) -> str | None:
+    """Of the weights whose function a folder computes: the first 16 digits of each file's sha256, in file order.
+
+    An inflated model computes its small one's function, a packed store that of what was packed; both say so. None: no
+    such files.
+    """
+    folder = Path(folder)
+    for name, keys in (("inflation.json", ("source_sha256",)), ("store.json", ("facts", "model"))):
+        if (folder / name).is_file():
+            found = json.loads((folder / name).read_text(encoding="utf-8"))
+            for key in keys:
+                found = found.get(key) or {}
+            if found:
+                return found if isinstance(found, str) else "+".join(h[:16] for _, h in sorted(found.items()))
+    files = sorted(folder.glob("*.safetensors"))
+    return "+".join(sha256(path)[:16] for path in files) or None
 
 
 def refuse_pointer(path: Path) -> None:

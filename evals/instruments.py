@@ -23,6 +23,8 @@ from engine.errors import error, nearest
 from engine.files import sha256
 from engine.hook import attach
 from engine.log import DecisionLog
+from engine.offload import RAM, find_link, model_dtype
+from engine.offload_model import OpenModel
 from engine.policies import Policy, find_policy, load_policies
 from engine.residency import Residency, parse_slots
 from evals.jobs import load_model, model_hash
@@ -58,7 +60,9 @@ class ModelArgs:
     instrument: str = "emulator"
     revision: str | None = None
     dtype: str = "auto"  # auto: the checkpoint's own
-    delay: int = 1  # tokens until a background load completes
+    delay: int = 1  # emulator: tokens until a background load completes
+    link: str = "disk"  # offload: where experts wait, disk, sdcard (throttled to one) or ram
+    completion: str = "next_step"  # offload: of background loads; `real` lets the clock decide, and answers may differ
     threads: int | None = None  # None: all cores
     device: str = "cpu"  # cuda where there is none means cpu, as in HFLM: lm-eval says cuda:0 by default
     max_length: int | None = None
@@ -80,7 +84,8 @@ def parse(arguments: Mapping[str, Any]) -> ModelArgs:
     for name, field in known.items():
         if name not in given and field.default is dataclasses.MISSING:
             raise error(f"no model argument '{name}'", f"{name}=...", f"known: {', '.join(sorted(known))}")
-    for name in ("pretrained", "policy", "slots", "demand", "policies", "instrument", "revision", "dtype", "device"):
+    words = ("pretrained", "policy", "slots", "demand", "policies", "instrument", "revision", "dtype", "device")
+    for name in (*words, "link", "completion"):
         if name in given:
             given[name] = str(given[name])
     for name in ("delay", "threads", "max_length"):
@@ -104,10 +109,20 @@ def emulator(args: ModelArgs) -> tuple[Any, Handler]:
     return model, Emulator(attachment, policy, slots=slots, demand=demand, delay=args.delay)
 
 
-INSTRUMENTS: dict[str, Callable[[ModelArgs], tuple[Any, Handler]]] = {
-    "emulator": emulator,
-    # "offload": of engine/offload.py, where weights really move
-}
+def offload(args: ModelArgs) -> tuple[Any, Handler]:
+    """The engine, over a packed store or a checkpoint in place."""
+    policy, limits = find_policy(load_policies(args.policies), args.policy), find_link(args.link)
+    demand = None if args.demand == COLD else load_demand(args.demand)
+    torch.set_num_threads(args.threads or usable_cores())
+    dtype = model_dtype(args.pretrained, None if args.dtype == "auto" else args.dtype)
+    opened = OpenModel(args.pretrained, dtype, ram=args.link == RAM)
+    slots = parse_slots(args.slots, opened.attachment.experts)
+    engine = opened.engine(slots=slots, demand=demand, limits=limits, name=args.link)
+    engine.use(policy, completion=args.completion)
+    return opened.model, engine
+
+
+INSTRUMENTS: dict[str, Callable[[ModelArgs], tuple[Any, Handler]]] = {"emulator": emulator, "offload": offload}
 
 
 def _device(name: str) -> str:
@@ -126,6 +141,7 @@ def identity(args: ModelArgs) -> dict[str, Any]:
         "model_revision": args.revision,
         "model_hash": model,
         "delay_tokens": args.delay,
+        "completion": args.completion,
     }
     if args.demand == COLD:
         return facts | {"start": COLD}

@@ -14,7 +14,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from engine.errors import UserError, error
-from engine.files import sha256
+from engine.safetensors_files import weights_hash
 from evals.perplexity import scored_tokens, tokenize
 from evals.quality import Text
 
@@ -107,9 +107,8 @@ def _broken(folder: str | Path, exc: Exception) -> UserError:
 
 
 def model_hash(folder: str | Path) -> str:
-    """sha256 of the weights' hashes, in file order; `hub` where the source is no folder."""
-    files = sorted(Path(folder).glob("*.safetensors"))
-    return "+".join(sha256(f)[:16] for f in files) if files else "hub"
+    """Which weights a folder computes with (engine.safetensors_files.weights_hash); `hub` where it is no folder."""
+    return weights_hash(folder) or "hub"
 
 
 def expert_bytes(attachment) -> int:
