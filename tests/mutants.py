@@ -293,14 +293,14 @@ FAULTS: dict[str, Fault] = {
     ),
     "direct_reads_claimed_where_there_are_none": Fault(
         DIRECT,
-        "return os.open(path, os.O_RDONLY), True",
-        "return os.open(path, os.O_RDONLY), False",
+        "return os.open(path, flags, 0o666), True",
+        "return os.open(path, flags, 0o666), False",
         OF_CHECKPOINT + "test_the_store_says_where_it_is_cached",
     ),
     "disk_read_through_the_page_cache": Fault(
         DIRECT,
-        "os.O_RDONLY | os.O_DIRECT), False",
-        "os.O_RDONLY), False",
+        "flags | os.O_DIRECT, 0o666), False",
+        "flags, 0o666), False",
         OF_CHECKPOINT + "test_disk_reads_leave_the_page_cache_as_it_was",
     ),
     "skeleton_in_training_dtype": Fault(
