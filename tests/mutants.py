@@ -279,12 +279,6 @@ FAULTS: dict[str, Fault] = {
         "for pattern in self.converter.source_patterns[::-1] if pattern in self.keys]",
         OF_CHECKPOINT + "test_agreement_every_layout_of_every_family[qwen3_moe-original-single]",
     ),
-    "conversion_told_of_all_experts": Fault(
-        CONVERSION,
-        "return self._model.get_parameter(name)[:1]",
-        "return self._model.get_parameter(name)",
-        OF_CHECKPOINT + "test_agreement_a_conversion_that_looks_at_the_model_s_shape[False]",
-    ),
     "gaps_of_a_record_left_as_they_were": Fault(
         CHECKPOINT,
         "            record[start:stop] = 0\n",
