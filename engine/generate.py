@@ -42,8 +42,8 @@ def forced(
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yield (logits [n, V], tokens [n]) until all of `continuation` is through, whatever the model would have said.
 
-    The logits are those that each token is judged by. A model whose state is no KV cache (linear attention, state
-    space) goes on from it by single tokens alone in some families, so all of them do.
+    The logits are those that each token is judged by. A state that is no KV cache (linear attention, state space)
+    takes single tokens: in some families (Jamba) several at once forget it.
     """
     wanted = torch.tensor([list(continuation)], device=model.device)  # [1, T]
     output = _prefill(model, handler, prompt)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 from policy_cases import POLICIES
+from transformers import JambaConfig, JambaForCausalLM
 
 from engine.emulator import Emulator, Replayer
 from engine.errors import UserError
 from engine.generate import _WIDE, forced, generate
 from engine.hook import attach
+from engine.phase import PhasedHandler
 
 
 def test_law_a_lossless_policy_generates_what_the_stock_model_does(family, tiny_moe, random_ids):
@@ -82,3 +84,22 @@ def test_agreement_of_generation_with_what_it_made_forced(family, tiny_moe, rand
         logits = torch.cat([logits for logits, _ in forced(model, again, prompt, made)])
     assert logits.argmax(dim=-1).tolist() == made
     assert (again.log().executed == emulator.log().executed).all()
+
+
+def test_bug_a_state_that_is_no_kv_cache_went_wrong_where_several_tokens_came_at_once(random_ids):
+    """Jamba forgets its state when more than one token goes on from it; one at a time they are right."""
+
+    class Wide(PhasedHandler):
+        decodes_wide = True
+
+    shape = {"vocab_size": 128, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "attn_layer_period": 2, "attn_layer_offset": 1}
+    config = JambaConfig(**shape, **heads, num_experts=4, initializer_range=0.1, use_mamba_kernels=False)
+    torch.manual_seed(0)
+    model, ids = JambaForCausalLM(config).eval(), random_ids(24, seed=55)[0].tolist()
+    with torch.inference_mode():
+        stock = model(torch.tensor([ids]), use_cache=False).logits[0, 8:-1]
+        forgetful = model(torch.tensor([ids[9:]]), cache=model(torch.tensor([ids[:9]])).cache).logits[0, :-1]
+        logits = torch.cat([logits for logits, _ in forced(model, Wide(), ids[:9], ids[9:])])
+    torch.testing.assert_close(logits, stock, rtol=1e-3, atol=1e-3)
+    assert (forgetful - stock[1:]).abs().max() > 0.1, "transformers has mended it: all families may go wide"

@@ -131,11 +131,10 @@ def same(kind: str, one: list, other: list, tolerance: float = 1e-4) -> bool:
     return all(a == pytest.approx(b, abs=tolerance) for a, b in zip(one, other, strict=True))
 
 
-def greedy_tokens(s, text: str, number: int) -> list[int]:
-    """What the stock model says after a text, by transformers' own generation."""
-    prompt = torch.tensor([s.tokenizer.encode(text)])
+def greedy_tokens(s, prompt: list[int], number: int) -> list[int]:
+    """What the stock model says after a prompt, by transformers' own generation."""
     options = {"max_new_tokens": number, "min_new_tokens": number, "do_sample": False, "pad_token_id": 0}
-    return s.stock.generate(prompt, **options)[0, prompt.shape[1] :].tolist()
+    return s.stock.generate(torch.tensor([prompt]), **options)[0, len(prompt) :].tolist()
 
 
 class Stepwise(Emulator):
@@ -170,10 +169,14 @@ def test_agreement_all_slots_is_the_parent_in_every_family(family, kind, setting
 
 
 def test_agreement_of_greedy_flags_with_the_parent(setting):
-    """A continuation that greedy decoding says, and the same with another first, middle or last token."""
+    """A continuation that greedy decoding says, and others where the first, a middle or the last token alone is not."""
     s = setting()
-    context, said = s.tokenizer.encode("the river ran"), greedy_tokens(s, "the river ran", 5)
-    continuations = [said] + [said[:i] + [said[i] ^ 1] + said[i + 1 :] for i in (0, 2, 4)]
+    context = s.tokenizer.encode("the river ran")
+    said = greedy_tokens(s, context, 5)
+    continuations = [said]
+    for i in (0, 2, 4):
+        other = [*said[:i], said[i] ^ 1]
+        continuations.append([*other, *greedy_tokens(s, context + other, 4 - i)] if i < 4 else other)
     requests = [(("", ""), context, continuation) for continuation in continuations]
     answers = adapter(s, slots=EXPERTS)._loglikelihood_tokens(requests, disable_tqdm=True)
     assert [greedy for _, greedy in answers] == [True, False, False, False]
@@ -429,7 +432,7 @@ def test_generation_ends_before_the_first_stop_string(lossy, setting):
 def test_agreement_generation_ends_with_eos_where_the_parent_ends(setting):
     """A model's own generation configuration may name several: the last of them is made here in the middle."""
     s, arguments = setting(), [("the river", {"max_gen_toks": 16, "until": []})]
-    said = greedy_tokens(s, "the river", 16)
+    said = greedy_tokens(s, s.tokenizer.encode("the river"), 16)
     eos = said[8]
     assert s.tokenizer.eos_token_id not in said
     kept = s.stock.generation_config.eos_token_id
