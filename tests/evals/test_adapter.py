@@ -623,6 +623,22 @@ def test_agreement_of_a_model_from_its_folder_whatever_the_batch_size(passed, fo
     json.dumps(info, allow_nan=False)
 
 
+@pytest.mark.parametrize("kind", REQUESTS)
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_agreement_of_the_engine_with_parent_and_emulator(policy, kind, folder, setting):
+    """Weights that really move: S = E is the parent, few slots are the emulator (loads complete at the next step)."""
+    given = arguments(folder, policy=policy, instrument="offload", dtype="float32", threads=1)
+    all_slots = OffloadedLM.create_from_arg_obj(given | {"slots": "100%"})
+    stock, asked = parent(setting()), REQUESTS[kind]
+    if kind == "loglikelihood_rolling":
+        stock, asked = parent(setting(), add_bos_token=False), [a for a in asked if not a[0].startswith(BOS)]
+    assert same(kind, ask(all_slots, kind, asked), ask(stock, kind, asked))
+    assert all_slots.counts["hits"] == all_slots.counts["demands"]
+    few, emulated = OffloadedLM.create_from_arg_obj(given), adapter(setting(), policy)
+    assert same(kind, ask(few, kind, REQUESTS[kind]), ask(emulated, kind, REQUESTS[kind]))
+    assert few.counts == pytest.approx(emulated.counts)
+
+
 def test_infinite_thresholds_are_strict_json(folder):
     lm = OffloadedLM.create_from_arg_obj(arguments(folder, policy="speed_first", demand="cold", threads=1))
     assert lm.get_model_info()["policy"]["tau"] == "inf" and lm.identity["start"] == "cold"
