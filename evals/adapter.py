@@ -119,11 +119,11 @@ class OffloadedLM(HFLM):
         self._events = 0  # a layer
         yield
         self.requests += 1
-        if not self._events:
+        if self._events:
+            counts = count(self.handler.log())
+            self.counts = counts if self.counts is None else add_counts(self.counts, counts)
+        else:
             self.requests_without_events += 1
-            return
-        counts = count(self.handler.log())
-        self.counts = counts if self.counts is None else add_counts(self.counts, counts)
         self.handler.clear_log()
 
     def loglikelihood(self, requests, disable_tqdm: bool = False) -> list[tuple[float, bool]]:
@@ -230,13 +230,13 @@ class OffloadedLM(HFLM):
         counts = self.counts or {}
         changed = counts.get("substitutions", 0) + counts.get("drops", 0)
         return {
-            "model_num_parameters": self.model.num_parameters(),
             **self.identity,
             "continuity": "restart",
             "requests": self.requests,
             "requests_without_events": self.requests_without_events,
             "requests_truncated": self.requests_truncated,
             "decisions": self.counts,
+            "failed_loads": len(getattr(self.handler, "failures", ())),  # background loads that an engine went without
             "lossless": self.handler.policy.lossless,
             "lossy_without_effect": not self.handler.policy.lossless and changed == 0,
         }

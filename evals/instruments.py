@@ -22,11 +22,14 @@ from engine.emulator import Emulator
 from engine.errors import error, nearest
 from engine.files import sha256
 from engine.hook import attach
+from engine.link import Link
 from engine.log import DecisionLog
 from engine.offload import RAM, find_link, model_dtype
+from engine.offload_engine import Engine
 from engine.offload_model import OpenModel
 from engine.policies import Policy, find_policy, load_policies
 from engine.residency import Residency, parse_slots
+from engine.store import is_packed, read_manifest
 from evals.jobs import load_model, model_hash
 from evals.settings import DTYPES, usable_cores
 
@@ -52,7 +55,7 @@ class Handler(Protocol):
 class ModelArgs:
     """What `--model_args` may say. The last four are lm-eval's own (HFLM), and mean what they mean there."""
 
-    pretrained: str  # a folder in Hugging Face layout, or a hub id
+    pretrained: str  # a folder in Hugging Face layout; emulator: or a hub id; offload: or a packed store
     policy: str  # an id of the sheet
     slots: str  # a layer: 64, or 25% of the experts
     demand: str  # calibration for the warm start (results/calibration/<model>.safetensors), or `cold`
@@ -71,6 +74,7 @@ class ModelArgs:
     chat_template_args: dict[str, Any] | None = None
 
 
+OF_INSTRUMENT = {"completion": "offload", "delay": "emulator", "link": "offload"}  # arguments that one alone reads
 HFLM_ARGS = ("max_length", "think_end_token", "enable_thinking", "chat_template_args")
 
 
@@ -94,6 +98,10 @@ def parse(arguments: Mapping[str, Any]) -> ModelArgs:
     args = ModelArgs(**given)
     if args.instrument not in INSTRUMENTS:
         raise error(f"instrument '{args.instrument}'", "one that runs a model", nearest(args.instrument, INSTRUMENTS))
+    for name in given:
+        if (reader := OF_INSTRUMENT.get(name, args.instrument)) != args.instrument:
+            found, expected = f"{name}={given[name]} with instrument={args.instrument}", f"it with instrument={reader}"
+            raise error(found, expected, "leave one out")
     if args.dtype not in (dtypes := ("auto", *DTYPES)):
         raise error(f"dtype '{args.dtype}'", "a type that weights come in", nearest(args.dtype, dtypes))
     return args
@@ -109,6 +117,14 @@ def emulator(args: ModelArgs) -> tuple[Any, Handler]:
     return model, Emulator(attachment, policy, slots=slots, demand=demand, delay=args.delay)
 
 
+class _Answering(Engine):
+    """An engine that keeps no journal of its link: thousands of requests would fill it."""
+
+    def clear_log(self) -> None:
+        super().clear_log()
+        self.link.clear()
+
+
 def offload(args: ModelArgs) -> tuple[Any, Handler]:
     """The engine, over a packed store or a checkpoint in place."""
     policy, limits = find_policy(load_policies(args.policies), args.policy), find_link(args.link)
@@ -117,7 +133,8 @@ def offload(args: ModelArgs) -> tuple[Any, Handler]:
     dtype = model_dtype(args.pretrained, None if args.dtype == "auto" else args.dtype)
     opened = OpenModel(args.pretrained, dtype, ram=args.link == RAM)
     slots = parse_slots(args.slots, opened.attachment.experts)
-    engine = opened.engine(slots=slots, demand=demand, limits=limits, name=args.link)
+    link = Link(opened.store, limits=limits, name=args.link)
+    engine = _Answering(opened.attachment, link, slots=slots, demand=demand)
     engine.use(policy, completion=args.completion)
     return opened.model, engine
 
@@ -134,7 +151,9 @@ def identity(args: ModelArgs) -> dict[str, Any]:
 
     UserError on a demand that was calibrated on another model.
     """
-    model = model_hash(args.pretrained)  # `hub` where there are no such files: then source and revision must do
+    packed = is_packed(args.pretrained)
+    # `hub` where there are no such files: then source and revision must do
+    model = read_manifest(args.pretrained).identity if packed else model_hash(args.pretrained)
     facts = {
         "instrument": args.instrument,
         "model_source": args.pretrained,
@@ -146,7 +165,7 @@ def identity(args: ModelArgs) -> dict[str, Any]:
     if args.demand == COLD:
         return facts | {"start": COLD}
     of_demand = demand_facts(args.demand).get("model")
-    if of_demand != model:
+    if of_demand != model and not packed:  # a store does not say of which checkpoint it was packed
         found = f"{args.demand} is of model {of_demand}"
         raise error(found, f"{model}, as in {args.pretrained}", f"calibrate on this model, or say demand={COLD}")
     return facts | {"start": "warm", "demand_sha256": sha256(args.demand)}

@@ -1,140 +1,43 @@
-"""The lm-eval adapter: with all experts resident it is the parent, with few it acts; one request is one start.
-
-Small seeded models in float32 with a tokenizer made here, so that one wide pass and cached decoding agree to rounding.
-The parent is lm-eval's HFLM over the same weights in stock form.
-"""
+"""The lm-eval adapter: with all experts resident it is the parent, with few it acts; one request is one start."""
 
 from __future__ import annotations
 
-import json
-import os
 import random
-import subprocess
-import sys
-from pathlib import Path
-from types import SimpleNamespace
 
-import numpy as np
 import pytest
-import torch
-from lm_eval.api.instance import Instance
-from lm_eval.api.model import CachingLM
-from lm_eval.models.huggingface import HFLM
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from transformers import PreTrainedTokenizerFast
+from adapter_cases import (
+    BOS,
+    DOCUMENTS,
+    EXPERTS,
+    LAYERS,
+    LOSSY,
+    MAX_LENGTH,
+    PAIRS,
+    POLICIES,
+    REQUESTS,
+    SLOTS,
+    TOKENIZERS,
+    TOP_K,
+    WARM,
+    WORDS,
+    adapter,
+    ask,
+    generation,
+    greedy_tokens,
+    parent,
+    same,
+    settings,
+)
 
-from engine.demand import save_demand
 from engine.emulator import Emulator
 from engine.errors import UserError
-from engine.hook import attach
-from engine.policies import load_policies
-from engine.residency import Demand
 from evals.adapter import OffloadedLM
-from evals.instruments import parse
-from evals.jobs import model_hash
 from evals.perplexity import losses, tokenize
-
-ROOT = Path(__file__).parents[2]
-POLICIES = {name: p for name, p in load_policies(ROOT / "config" / "policies.tsv").items() if not p.clairvoyant}
-LOSSY = sorted(name for name, p in POLICIES.items() if not p.lossless)
-SLOTS, EXPERTS, TOP_K, LAYERS = 5, 16, 4, 2
-MAX_LENGTH = 32
-WARM = Demand(np.ones((LAYERS, EXPERTS), np.int64), 1)  # the first S experts are resident at the start
-BOS, EOS = "<s>", "</s>"
-WORDS = "the river ran past a stone mill where an old man counted sacks of grain and the rain fell all night"
-PAIRS = [
-    ("the river ran", " past a stone mill"),
-    ("the river ran", " all night"),
-    ("the river ran ", "past a stone"),
-    ("", "an old man counted sacks"),
-    ("where an old man counted", " s"),
-    (f"{BOS}the rain fell", " all night and the river ran"),
-    (f"{WORDS} {WORDS}", " of grain and the rain fell"),  # longer than the context
-]
-DOCUMENTS = ["the rain fell all night", f"{WORDS}, {WORDS}. {WORDS}", f"{BOS}an old man", "r", ""]
-PROMPTS = ["the river", f"{BOS}an old man counted", f"{WORDS} {WORDS}"]
-ENDS = [" all night", " past a stone mill"]
-GENERATION = {"until": ["\n"], "max_gen_toks": 8}
-TOKENIZERS = ("adds_bos", "has_bos", "no_bos")
-
-
-# ---- what is tested --------------------------------------------------------------------------------------------------
-def build_tokenizer(kind: str = "adds_bos") -> PreTrainedTokenizerFast:
-    """Byte-level BPE of a few hundred tokens. adds_bos: it puts BOS before a text by itself."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    special = [EOS] if kind == "no_bos" else [EOS, BOS]
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    trainer = trainers.BpeTrainer(
-        vocab_size=340, special_tokens=special, initial_alphabet=alphabet, show_progress=False
-    )
-    tokenizer.train_from_iterator([WORDS], trainer)
-    if kind == "adds_bos":
-        tokenizer.post_processor = processors.TemplateProcessing(
-            single=f"{BOS} $A", special_tokens=[(BOS, tokenizer.token_to_id(BOS))]
-        )
-    names = {"eos_token": EOS} | ({} if kind == "no_bos" else {"bos_token": BOS})
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names)
 
 
 @pytest.fixture(scope="module")
 def setting(tiny_moe):
-    """setting(family, kind) -> a stock model and another with the same weights attached, and their tokenizer; kept."""
-    made = {}
-
-    def get(family="qwen3_moe", kind="adds_bos", dtype=torch.float32):
-        if (family, kind, dtype) not in made:
-            tokenizer = build_tokenizer(kind)
-            shape = {"vocab_size": len(tokenizer), "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
-            stock, model = (tiny_moe(family, **shape).to(dtype) for _ in range(2))
-            made[family, kind, dtype] = SimpleNamespace(
-                stock=stock, model=model, attachment=attach(model), tokenizer=tokenizer, kind=kind
-            )
-        return made[family, kind, dtype]
-
-    return get
-
-
-def adapter(s, policy="quality_first", slots=SLOTS, handler=Emulator, max_length=MAX_LENGTH, **options) -> OffloadedLM:
-    made = handler(s.attachment, POLICIES[policy], slots=slots, demand=WARM)
-    return OffloadedLM(s.model, made, s.tokenizer, max_length=max_length, **options)
-
-
-def parent(s, **options) -> HFLM:
-    return HFLM(pretrained=s.stock, tokenizer=s.tokenizer, max_length=MAX_LENGTH, **options)
-
-
-def ask(lm, kind: str, arguments: list[tuple]) -> list:
-    """The answers of an adapter, the parent, or either behind lm-eval's cache."""
-    if handler := getattr(lm, "handler", None):  # several handlers take turns on one model here
-        handler._attachment.handler = handler._experts
-    requests = [Instance(kind, {}, args, i) for i, args in enumerate(arguments)]
-    return getattr(lm, kind)(requests, **({} if isinstance(lm, CachingLM) else {"disable_tqdm": True}))
-
-
-def generation(prompts=PROMPTS, **keywords) -> list[tuple]:
-    return [(prompt, {"until": ["\n"], "max_gen_toks": 12, **keywords}) for prompt in prompts]
-
-
-REQUESTS = {
-    "generate_until": generation(),
-    "loglikelihood": PAIRS,
-    "loglikelihood_rolling": [(text,) for text in DOCUMENTS],
-}
-
-
-def same(kind: str, one: list, other: list, tolerance: float = 1e-4) -> bool:
-    """Generations equal; sums of log-probabilities to the tolerance, greedy flags equal."""
-    if kind == "generate_until":
-        return one == other
-    return all(a == pytest.approx(b, abs=tolerance) for a, b in zip(one, other, strict=True))
-
-
-def greedy_tokens(s, prompt: list[int], number: int) -> list[int]:
-    """What the stock model says after a prompt, by transformers' own generation."""
-    options = {"max_new_tokens": number, "min_new_tokens": number, "do_sample": False, "pad_token_id": 0}
-    return s.stock.generate(torch.tensor([prompt]), **options)[0, len(prompt) :].tolist()
+    return settings(tiny_moe)
 
 
 class Stepwise(Emulator):
@@ -473,230 +376,3 @@ def test_keywords_of_sampling_are_inert_where_nothing_is_sampled(setting):
     lm = adapter(setting())
     plain, more = generation(), generation(do_sample=False, temperature=0.7, top_p=0.9, top_k=5, num_beams=1)
     assert ask(lm, "generate_until", more) == ask(lm, "generate_until", plain)
-
-
-# ---- lm-eval's cache of answers --------------------------------------------------------------------------------------
-@pytest.mark.parametrize("kind", REQUESTS)
-def test_two_policies_that_share_a_cache_do_not_share_answers(kind, setting, tmp_path):
-    s, path = setting(), str(tmp_path / "answers.db")
-    others = [("quality_first", SLOTS), ("substitute_all", SLOTS), ("substitute_all", EXPERTS)]
-    expected = [ask(adapter(s, policy, slots), kind, REQUESTS[kind]) for policy, slots in others]
-    assert expected[0] != expected[1] != expected[2]
-    for _ in range(2):
-        for (policy, slots), answers in zip(others, expected, strict=True):
-            lm = adapter(s, policy, slots)
-            caching = CachingLM(lm, path)
-            assert ask(caching, kind, REQUESTS[kind]) == answers
-            caching.dbdict.close()
-    assert lm.requests == 0, "the second time nothing is run"
-
-
-def test_an_answer_is_kept_as_soon_as_it_is_there(setting, tmp_path):
-    """A run that is killed goes on where it was: the hook and the look-up agree on the key."""
-    s, path = setting(), str(tmp_path / "answers.db")
-    lm = adapter(s)
-    caching, inner = CachingLM(lm, path), lm._score
-
-    def third_fails(*args):
-        if lm.requests == 2:
-            raise KeyboardInterrupt
-        return inner(*args)
-
-    lm._score = third_fails
-    with pytest.raises(KeyboardInterrupt):
-        ask(caching, "loglikelihood", PAIRS)
-    caching.dbdict.close()
-    again = adapter(s)
-    caching = CachingLM(again, path)
-    assert ask(caching, "loglikelihood", PAIRS) == ask(adapter(s), "loglikelihood", PAIRS)
-    caching.dbdict.close()
-    assert again.requests == len(PAIRS) - 2
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"policy": "speed_first"},
-        {"slots": SLOTS + 1},
-        {"max_length": MAX_LENGTH - 1},
-        {"identity": {"model_hash": "another"}},
-        {"identity": {"instrument": "offload"}},
-        {"kind": "has_bos"},
-        {"dtype": torch.bfloat16},
-        {"family": "mixtral"},
-    ],
-    ids=str,
-)
-def test_law_whatever_changes_an_answer_changes_the_key(change, setting):
-    """No two of these may be taken for each other; the same twice may."""
-
-    def key(policy="quality_first", slots=SLOTS, max_length=MAX_LENGTH, identity=None, **of_setting):
-        hook = SimpleNamespace(dbdict=SimpleNamespace())
-        lm = adapter(setting(**of_setting), policy, slots, max_length=max_length, identity=identity)
-        lm.set_cache_hook(hook)
-        return hook.dbdict.encode_key("request")
-
-    assert key() == key()
-    assert key(**change) != key()
-
-
-def test_a_chat_template_is_part_of_the_key_of_prompts(setting):
-    s = setting()
-    lm = adapter(s)
-    before = lm.tokenizer_name
-    s.tokenizer.chat_template = "{{ messages }}"
-    try:
-        assert lm.tokenizer_name != before
-    finally:
-        s.tokenizer.chat_template = None
-
-
-# ---- arguments -------------------------------------------------------------------------------------------------------
-GIVEN = {"pretrained": "model", "policy": "quality_first", "slots": "25%", "demand": "cold"}
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"polcy": "rule_015"}, "model argument 'polcy'.*did you mean 'policy'.*demand"),
-        ({"add_bos_token": True}, "model argument 'add_bos_token'"),
-        ({"slots": None}, "no model argument 'slots'"),
-        ({"instrument": "emulater"}, "did you mean 'emulator'"),
-        ({"dtype": "float61"}, "did you mean 'float16'"),
-        ({"delay": 0}, "delay=0"),
-        ({"threads": "all"}, "threads=all"),
-        ({"max_length": -5}, "max_length=-5"),
-    ],
-    ids=str,
-)
-def test_arguments_that_do_not_exist_or_cannot_be_are_named(change, said):
-    with pytest.raises(UserError, match=said):
-        parse(GIVEN | change)
-
-
-def test_what_lm_eval_passes_along_is_no_argument_of_ours():
-    passed = {"batch_size": "auto", "max_batch_size": 64, "trust_remote_code": True, "device": "cuda:0"}
-    assert parse(GIVEN | passed) == parse(GIVEN | {"device": "cuda:0"})
-
-
-# ---- from a folder, in Python and by the command line ----------------------------------------------------------------
-@pytest.fixture(scope="module")
-def folder(setting, tmp_path_factory):
-    """A model folder, a calibration of it and one of another model, and tasks of the three kinds over local data."""
-    s, root = setting(), tmp_path_factory.mktemp("lm_eval")
-    s.stock.save_pretrained(root / "model")
-    s.tokenizer.save_pretrained(root / "model")
-    for name, model in (("demand", model_hash(root / "model")), ("other", "0" * 16)):
-        save_demand(root / f"{name}.safetensors", WARM, {"model": model})
-    (root / "pairs.json").write_text(json.dumps([{"text": text, "ends": ENDS} for text in DOCUMENTS[:2]]))
-    tasks = {
-        "tiny_choice": {"output_type": "multiple_choice", "doc_to_choice": "ends", "doc_to_target": 0},
-        "tiny_generation": {"output_type": "generate_until", "doc_to_target": "text", "generation_kwargs": GENERATION},
-        "tiny_rolling": {"output_type": "loglikelihood_rolling", "doc_to_text": "", "doc_to_target": "text"},
-    }
-    metrics = {"tiny_choice": "acc", "tiny_generation": "exact_match", "tiny_rolling": "word_perplexity"}
-    data = {"dataset_path": "json", "dataset_kwargs": {"data_files": {"test": f"{root}/pairs.json"}}}
-    for name, own in tasks.items():
-        task = {"task": name, "test_split": "test", "doc_to_text": "text", "target_delimiter": "", **data, **own}
-        task["metric_list"] = [{"metric": metrics[name]}]
-        (root / f"{name}.yaml").write_text(json.dumps(task))  # JSON is YAML
-    return root
-
-
-def arguments(folder: Path, **change) -> dict:
-    sheet = str(ROOT / "config" / "policies.tsv")
-    given = {"pretrained": f"{folder}/model", "policy": "substitute_all", "slots": "32%", "policies": sheet}
-    return given | {"demand": f"{folder}/demand.safetensors", "max_length": MAX_LENGTH} | change
-
-
-@pytest.mark.parametrize("passed", [{}, {"batch_size": 8}, {"batch_size": "auto:4", "max_batch_size": 64}], ids=str)
-def test_agreement_of_a_model_from_its_folder_whatever_the_batch_size(passed, folder, setting):
-    lm = OffloadedLM.create_from_arg_obj(arguments(folder, threads=1), passed | {"device": "cuda:0"})
-    direct = adapter(setting(), "substitute_all")
-    assert lm.batch_size == 1
-    for kind in REQUESTS:
-        assert ask(lm, kind, REQUESTS[kind]) == ask(direct, kind, REQUESTS[kind])
-    info = lm.get_model_info()
-    assert info["slots_count"] == SLOTS and info["policy"]["id"] == "substitute_all"
-    assert info["model_hash"] == model_hash(folder / "model") and info["start"] == "warm"
-    assert info["decisions"] == pytest.approx(direct.counts)
-    json.dumps(info, allow_nan=False)
-
-
-@pytest.mark.parametrize("kind", REQUESTS)
-@pytest.mark.parametrize("policy", sorted(POLICIES))
-def test_agreement_of_the_engine_with_parent_and_emulator(policy, kind, folder, setting):
-    """Weights that really move: S = E is the parent, few slots are the emulator (loads complete at the next step)."""
-    given = arguments(folder, policy=policy, instrument="offload", dtype="float32", threads=1)
-    all_slots = OffloadedLM.create_from_arg_obj(given | {"slots": "100%"})
-    stock, asked = parent(setting()), REQUESTS[kind]
-    if kind == "loglikelihood_rolling":
-        stock, asked = parent(setting(), add_bos_token=False), [a for a in asked if not a[0].startswith(BOS)]
-    assert same(kind, ask(all_slots, kind, asked), ask(stock, kind, asked))
-    assert all_slots.counts["hits"] == all_slots.counts["demands"]
-    few, emulated = OffloadedLM.create_from_arg_obj(given), adapter(setting(), policy)
-    assert same(kind, ask(few, kind, REQUESTS[kind]), ask(emulated, kind, REQUESTS[kind]))
-    assert few.counts == pytest.approx(emulated.counts)
-
-
-def test_infinite_thresholds_are_strict_json(folder):
-    lm = OffloadedLM.create_from_arg_obj(arguments(folder, policy="speed_first", demand="cold", threads=1))
-    assert lm.get_model_info()["policy"]["tau"] == "inf" and lm.identity["start"] == "cold"
-    json.dumps(lm.get_model_info(), allow_nan=False)
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"policy": "quality_frist"}, "did you mean 'quality_first'"),
-        ({"policy": "fetch_belady"}, "a policy that does not need the future"),
-        ({"slots": "10%"}, "1 slots a layer"),
-        ({"slots": 17}, "17 slots a layer"),
-        ({"slots": 0.25}, "slots=0.25"),
-        ({"demand": "FOLDER/other.safetensors"}, "is of model 0000000000000000"),
-        ({"demand": "FOLDER/none.safetensors"}, "a calibration's demand"),
-        ({"pretrained": "FOLDER/hf"}, "a whole checkpoint"),
-    ],
-    ids=str,
-)
-def test_arguments_that_do_not_fit_the_model_are_refused(change, said, folder):
-    change = {
-        name: value.replace("FOLDER", str(folder)) if isinstance(value, str) else value
-        for name, value in change.items()
-    }
-    with pytest.raises(UserError, match=said):
-        OffloadedLM.create_from_arg_obj(arguments(folder, **change))
-
-
-def command_line(folder: Path, *words: str, **change) -> subprocess.CompletedProcess:
-    given = ",".join(f"{name}={value}" for name, value in arguments(folder, threads=1, **change).items())
-    command = [sys.executable, "-m", "evals.lm_eval", "--model", "offloaded", "--model_args", given]
-    command += ["--include_path", str(folder), "--tasks", "tiny_choice,tiny_generation,tiny_rolling", *words]
-    offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": f"{folder}/hf"}
-    return subprocess.run(command, cwd=ROOT, env=os.environ | offline, capture_output=True, text=True, check=False)
-
-
-def test_end_to_end_the_command_line_of_lm_eval(folder, setting):
-    """Tasks of the three kinds: the numbers are those of the same class in Python, and say what happened."""
-    done = command_line(folder, "--output_path", f"{folder}/found.json", "--use_cache", f"{folder}/cache")
-    assert done.returncode == 0, done.stderr[-2000:]
-    (path,) = folder.glob("found_*.json")  # lm-eval adds the time
-    found = json.loads(path.read_text())
-    texts, lm = DOCUMENTS[:2], adapter(setting(), "substitute_all")
-    nll = -sum(ask(lm, "loglikelihood_rolling", [(text,) for text in texts]))
-    words = sum(len(text.split()) for text in texts)
-    assert found["results"]["tiny_rolling"]["word_perplexity,none"] == pytest.approx(np.exp(nll / words))
-    ask(lm, "loglikelihood", [(text, end) for text in texts for end in ENDS])
-    ask(lm, "generate_until", [(text, GENERATION) for text in texts])
-    config = found["config"]
-    assert config["model"] == "offloaded" and config["policy"]["id"] == "substitute_all"
-    assert config["slots_count"] == SLOTS and config["requests"] == lm.requests == 2 + 4 + 2
-    assert config["decisions"] == pytest.approx(lm.counts) and config["decisions"]["substitutions"] > 0
-
-
-def test_end_to_end_a_wrong_argument_is_one_line_and_exit_code_2(folder):
-    done = command_line(folder, polcy="rule_015")
-    assert done.returncode == 2
-    assert "Traceback" not in done.stderr
-    line = done.stderr.strip().splitlines()[-1]
-    assert line.startswith("error: model argument 'polcy'; expected") and "did you mean 'policy'? known:" in line
