@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import mmap
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -21,6 +22,7 @@ from torch import nn
 from engine.errors import error
 
 PAGE = 4096  # bytes: alignment of memory, offset and length under O_DIRECT
+_LARGE_PAGE = 1 << 21  # bytes
 _ALIGNED = 64  # bytes: a cache line, and what vector loads like
 
 
@@ -120,9 +122,17 @@ def read_record(store: Store, layer: int, expert: int, target: memoryview) -> in
 
 
 def page_aligned(rows: int, width: int) -> torch.Tensor:
-    """[rows, width] uint8 of zeroed, page-aligned memory of its own; pages are taken when they are first written."""
-    memory = mmap.mmap(-1, max(rows * width, 1))
-    return torch.frombuffer(memory, dtype=torch.uint8, count=rows * width).view(rows, width)
+    """[rows, width] uint8 of zeroed, page-aligned memory of its own; pages are taken when they are first written.
+
+    Large pages where the system has them, in memory that is private: O_DIRECT and the kernels are faster on them.
+    """
+    memory = mmap.mmap(-1, rows * width + _LARGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if rows * width >= _LARGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a kernel without them
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    whole = torch.frombuffer(memory, dtype=torch.uint8)
+    start = -whole.data_ptr() % _LARGE_PAGE
+    return whole[start : start + rows * width].view(rows, width)
 
 
 def _up(size: int, multiple: int) -> int:
