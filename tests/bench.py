@@ -16,6 +16,8 @@
    records, which keeps as many reads in flight as the plain threads do, and `events`, a fetch of as many records as
    readers, over and over, which also waits for the slowest of each. Median and quartiles of the rounds.
 
+6., 7. resident and memory, of the engine: tests/bench_engine.py.
+
     make bench        or        python tests/bench.py [--model-dir FOLDER] [--only decision]
 """
 
@@ -389,7 +391,7 @@ def _tokens(model_dir: str, text: str, count: int):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model-dir", help="default: the embedded reference model, unpacked")
-    parser.add_argument("--only", choices=["decision", "emulator", "fetch", "lru", "simulator"])
+    parser.add_argument("--only", choices=["decision", "emulator", "engine", "fetch", "lru", "simulator"])
     parser.add_argument("--dir", help="a folder on the disk whose reads are timed; default: that of temporary files")
     parser.add_argument("--tokens", type=int, default=8192)
     parser.add_argument("--chunk", type=int, default=1024)
@@ -409,7 +411,25 @@ def main() -> None:
     if a.only in (None, "emulator"):
         with tempfile.TemporaryDirectory() as folder:
             results["emulator"] = _with_model(a.model_dir, folder, a)
+    if a.only in (None, "engine"):
+        with tempfile.TemporaryDirectory(dir=a.dir) as folder:
+            results["engine"] = _engine(Path(folder), a.threads, a.repeats)
     print(json.dumps(results))
+
+
+def _engine(folder: Path, threads: int, repeats: int) -> dict:
+    from tests.bench_engine import bench_memory, bench_resident, make_stores
+
+    found = {}
+    for size, store in make_stores(folder).items():
+        if isinstance(store, str):
+            print(f"engine {size}: left out, {store}")
+        else:
+            found[size] = {
+                "resident": bench_resident(size, store, threads, repeats),
+                "memory": bench_memory(size, store),
+            }
+    return found
 
 
 def _with_model(model_dir: str | None, folder: str, a: argparse.Namespace) -> dict:
