@@ -8,7 +8,7 @@ waits for, a background load is a read beside the model's compute. One lane; dec
         engine = Engine(attachment, link, slots=64, demand=demand)
         engine.use(policy, completion="real")                            # warm start: reads the residents
         with engine.phase("decode"):
-            model(input_ids[:, t : t + 1], past_key_values=cache)
+            model(input_ids[:, t : t + 1], cache=cache)
     engine.log()
 
 Prefill is exact: the `fetch` decision scans its tokens for state alone, every expert that is not resident is read at
@@ -51,7 +51,9 @@ class Engine(PhasedHandler):
         check_slots(slots, attachment.experts, attachment.top_k)
         self._attachment, self.link, self._demand = attachment, link, demand
         layers = len(attachment.layers)
-        self.slots = Slots(link.store.layout, layers=layers, slots=slots, device=attachment.model.device.type)
+        device, store = attachment.model.device.type, link.store
+        pinned = store.record if device == "cuda" and getattr(store, "pinned", False) else None
+        self.slots = Slots(store.layout, layers=layers, slots=slots, device=device, pinned=pinned)
         self.slots.give_to(attachment.layers)
         self._loads: list[dict[int, Transfer]] = [{} for _ in range(layers)]  # pending, by expert
         self._written = LogWriter(layers)

@@ -20,7 +20,7 @@ from engine.errors import error
 from engine.hook import Attachment, attach
 from engine.host_times import Affine
 from engine.link import Link
-from engine.offload_engine import Engine
+from engine.offload_engine import AT_ONCE, Engine
 from engine.record import Store
 from engine.residency import Demand
 from engine.skeleton import load_skeleton
@@ -31,8 +31,12 @@ from engine.store import PackedStore, RamStore, is_packed
 class OpenModel:
     """model, attachment and store of a folder; `engine` makes one over a link of its own. Close it."""
 
-    def __init__(self, folder: str | Path, dtype: torch.dtype, *, ram: bool = False) -> None:
-        """ram: all experts are read into host RAM first and wait there. UserError on a folder that is not whole."""
+    def __init__(self, folder: str | Path, dtype: torch.dtype, *, ram: bool = False, device: str | None = None) -> None:
+        """ram: all experts are read into host RAM first and wait there. device: cpu or cuda, None: a GPU if there is.
+
+        UserError on a folder that is not whole.
+        """
+        device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         folder = Path(folder)
         if not folder.is_dir():
             raise error(f"{folder} is no folder", "a checkpoint or a packed store", "check --model")
@@ -45,10 +49,11 @@ class OpenModel:
                     f"{folder}: packed as {store.layout.dtype}", f"{dtype}", "pack it again, or choose its dtype"
                 )
             self.model: nn.Module = load_skeleton(folder, dtype)
+            self.model._apply(lambda tensor: tensor if tensor.is_meta else tensor.to(device))  # the experts stay away
             self.attachment: Attachment = attach(self.model)
             undo.callback(self.attachment.detach)
             if ram:
-                store = RamStore(store)
+                store = RamStore(store, pin=device == "cuda")
             self.store = store
             self._open = undo.pop_all()
 
@@ -60,10 +65,13 @@ class OpenModel:
     def fill(self) -> None:
         """All experts into memory: from now on the stock model, as the emulator needs it."""
         store = self.store
-        slots = Slots(store.layout, layers=store.layers, slots=store.experts, staging=1)
+        device = self.model.device.type
+        slots = Slots(store.layout, layers=store.layers, slots=store.experts, staging=1, device=device)
         with Link(store) as link:
             for layer in range(store.layers):
-                link.fetch([slots.place(layer, e, e) for e in range(store.experts)])
+                for first in range(0, store.experts, AT_ONCE):
+                    last = min(first + AT_ONCE, store.experts)
+                    link.fetch([slots.place(layer, e, e) for e in range(first, last)])
         slots.give_to(self.attachment.layers)
 
     def close(self) -> None:

@@ -10,6 +10,8 @@ not copied: the slot is another row from then on.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from torch import nn
@@ -23,7 +25,17 @@ NOBODY = -1
 class Slots:
     """S rows a layer and `staging` more for all layers together. What a row holds is noted by who filled it."""
 
-    def __init__(self, layout: Layout, *, layers: int, slots: int, staging: int = 4, device: str = "cpu") -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        *,
+        layers: int,
+        slots: int,
+        staging: int = 4,
+        device: str = "cpu",
+        pinned: Callable[[int, int], torch.Tensor] | None = None,
+    ) -> None:
+        """pinned: of a GPU, where the store keeps (layer, expert) in pinned memory [record_bytes], if it does."""
         self.layout, self.slots, self.device = layout, slots, device
         self._buffers = [self._buffer(slots) for _ in range(layers)]
         self._staging = self._buffer(staging)
@@ -31,7 +43,8 @@ class Slots:
         self.staged = layout.views(self._staging)  # name: [staging, ...]
         self.staging = staging
         self.held = np.full((layers, slots), NOBODY, np.int32)  # expert whose bytes are, or are on their way, in a row
-        self._pinned: list[torch.Tensor] = []  # of a GPU: not in use, as many as ever were at once
+        self._bounces: list[torch.Tensor] = []  # of a GPU: pinned, not in use, as many as ever were at once
+        self._pinned = pinned
         self._stream = torch.cuda.Stream() if device == "cuda" else None
         self.row_of_slot = np.tile(np.arange(slots), (layers, 1))  # [L, S] int64
 
@@ -61,23 +74,30 @@ class Slots:
         return self._place(layer, expert, self._staging[number])
 
     def _place(self, layer: int, expert: int, record: torch.Tensor) -> Place:
-        """record [record_bytes] uint8. On a GPU the link fills pinned memory, and its reader copies on from there."""
+        """record [record_bytes] uint8. On a GPU the link fills pinned memory, and its reader copies on from there.
+
+        Experts that wait in pinned memory are copied from where they are.
+        """
         if self.device == "cpu":
             return Place(layer, expert, memoryview(record.numpy()))
-        try:
-            pinned = self._pinned.pop()
-        except IndexError:
-            pinned = torch.empty(self.layout.record_bytes, dtype=torch.uint8, pin_memory=True)
+        source = self._pinned(layer, expert) if self._pinned else self._bounce()
 
         def copy_on() -> None:
             done = torch.cuda.Event()
             with torch.cuda.stream(self._stream):
-                record.copy_(pinned, non_blocking=True)
+                record.copy_(source, non_blocking=True)
                 done.record()
             done.synchronize()
-            self._pinned.append(pinned)
+            if not self._pinned:
+                self._bounces.append(source)
 
-        return Place(layer, expert, memoryview(pinned.numpy()), copy_on)
+        return Place(layer, expert, memoryview(source.numpy()), copy_on)
+
+    def _bounce(self) -> torch.Tensor:
+        try:
+            return self._bounces.pop()
+        except IndexError:
+            return torch.empty(self.layout.record_bytes, dtype=torch.uint8, pin_memory=True)
 
     def rows_of(self, layer: int, experts: int) -> np.ndarray:
         """Of every expert [E] the row that holds it, or NOBODY."""

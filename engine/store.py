@@ -208,12 +208,18 @@ class RamStore:
             raise error(found, "memory that may be locked", "raise `ulimit -l`, or leave the experts on the disk")
         self._pinned = True
 
+    @property
+    def pinned(self) -> bool:
+        return self._pinned
+
     def record(self, layer: int, expert: int) -> torch.Tensor:
         """[record_bytes] uint8, in place: what a copy to a device starts from."""
         return self._records[layer * self.experts + expert]
 
     def read(self, layer: int, expert: int, target: memoryview) -> int:
-        torch.frombuffer(target, dtype=torch.uint8).copy_(self.record(layer, expert))
+        record, here = self.record(layer, expert), torch.frombuffer(target, dtype=torch.uint8)
+        if here.data_ptr() != record.data_ptr():  # a GPU copies from where it is
+            here.copy_(record)
         return len(target)
 
     def close(self) -> None:

@@ -119,8 +119,8 @@ def test_all_experts_resident_is_the_stock_model(tiny_moe, family, policy):
     cache, stock_cache = found.past_key_values, wanted.past_key_values
     for token in text(2, seed=3):
         with engine.phase("decode"):
-            found = both.model(input_ids=torch.tensor([[token]]), past_key_values=cache, use_cache=True)
-        wanted = both.whole(input_ids=torch.tensor([[token]]), past_key_values=stock_cache, use_cache=True)
+            found = both.model(input_ids=torch.tensor([[token]]), cache=cache, use_cache=True)
+        wanted = both.whole(input_ids=torch.tensor([[token]]), cache=stock_cache, use_cache=True)
         torch.testing.assert_close(found.logits, wanted.logits, rtol=1e-4, atol=1e-4)
     assert count(engine.log())["hits"] == 2 * both.top_k * both.store.layers
     both.link.close()
