@@ -23,8 +23,8 @@ from engine.host import load_hosts
 from engine.host_facts import fingerprint
 from engine.policies import BASELINE, ID, Policy, load_policies
 from engine.residency import slots_from_percent
+from engine.schema import Origin, check_schema
 from evals.corpora import available, row_of, table
-from evals.schema import Origin, check_schema
 
 SCHEMA = Path(__file__).parent.parent / "workflow" / "schemas" / "config.schema.json"
 MODEL_COLUMNS = ("id", "source", "revision", "dtype", "timed_width", "timed_expert_width")
