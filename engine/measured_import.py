@@ -45,7 +45,7 @@ from engine.measured_run import (
     read_rescored,
     records,
 )
-from engine.policies import Policy
+from engine.policies import Policy, parse_row
 
 NOT_A_NAME = "local"  # every machine's own, until it is given one
 VERSIONS = ("torch", "transformers", "numpy", "numba")
@@ -161,7 +161,7 @@ def _check_header(path: Path, host: Host, record: dict) -> None:
     if missing:
         raise error(f"{path}: no version of {', '.join(missing)}", "all that the numbers depend on", AGAIN)
     for name in record["policies"]:
-        if policy_of(record, name).id != name:
+        if parse_row(record["policies"][name], f"{path}: policy {name}").id != name:
             raise error(f"{path}: policy {name} with the row of another", "its own row", AGAIN)
     if len(record["cells"]) != record["planned"]:
         found = f"{path}: {len(record['cells'])} of {record['planned']} runs"

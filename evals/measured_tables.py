@@ -32,7 +32,7 @@ COLUMNS = (*MODEL, *CELL, *MACHINE, "text", "topic", "instrument", *COUNTS, *TIM
 COLUMNS += ("null_s", "level", "status", "reason")
 DOCUMENT_COLUMNS = ("model", "size", "rehearsal", "host", "fingerprint", "link", "link_status", "policy", "lossless")
 DOCUMENT_COLUMNS += ("slots", "slots_percent", "text", "topic", "document", "tokens", "timed_tokens", "time_s")
-DOCUMENT_COLUMNS += ("loss_nats",)
+DOCUMENT_COLUMNS += ("loss_nats", "lossy_without_effect", "background_inert")
 BOUNDS = ("stall_s", "link_bound_s", "stall_over_link", "token_bound_s", "token_over_bound")
 RATIOS = ("median_ratio", "p95_ratio")  # simulator over engine
 ERROR_COLUMNS = ("model", "size", "host", "profile_quick", "link", "link_status", "slots", "policy", "tokens")
@@ -76,7 +76,7 @@ def read_documents(path: str | Path | None) -> pd.DataFrame:
     table = read_words(path, DOCUMENT_COLUMNS, "the documents of measured hosts", rows=False)
     key = ["model", "size", "host", "link", "policy", "slots", "text", "document"]
     refuse(path, table, table.duplicated(key), "document", "one row a document")
-    for name in ("lossless", "rehearsal"):
+    for name in ("lossless", "rehearsal", "lossy_without_effect", "background_inert"):
         to_flags(path, table, name)
     for name in ("tokens", "timed_tokens", "time_s", "slots_percent"):
         to_numbers(path, table, name, needed=True, low=1e-12)

@@ -31,8 +31,8 @@ from store_cases import (
     write_source,
 )
 
-from engine import pack as pack_module
 from engine import direct
+from engine import pack as pack_module
 from engine import store as store_module
 from engine.errors import UserError
 from engine.pack import pack

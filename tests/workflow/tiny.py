@@ -224,7 +224,11 @@ class Scratch:
             "threads": 1,
             "hosts": "config/hosts",
             "probe": "none",
-            "measure": {"models": ["tiny"], "slots": ["s50"], "links": {name: dict(LINK) for name in ("disk", "sdcard")}},
+            "measure": {
+                "models": ["tiny"],
+                "slots": ["s50"],
+                "links": {name: dict(LINK) for name in ("disk", "sdcard")},
+            },
             "statistics": {"level": 0.95, "replicates": 199, "seed": 1},
         }
         self.configure()

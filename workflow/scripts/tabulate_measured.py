@@ -179,10 +179,14 @@ class OneSize:
             own = self.found[ENGINE, key, text]
             if not isinstance(own, Series):
                 continue
+            facts = self.facts(key) | {"text": text, "topic": own.topic}
+            changed = own.counts["substitutions"] + own.counts["drops"] > 0
+            facts["lossy_without_effect"] = not facts["lossless"] and not changed
+            facts["background_inert"] = facts["beta"] is not None and facts["slots_count"] == self.record["top_k"]
             token_s, end = own.token_s.mean(axis=0), 0
             for name, tokens in own.documents:
                 begin, end = end, end + tokens
-                line = self.facts(key) | {"text": text, "topic": own.topic, "document": name, "tokens": tokens}
+                line = facts | {"document": name, "tokens": tokens}
                 line |= {"timed_tokens": tokens - 1, "time_s": token_s[begin + 1 : end].sum()}
                 if own.losses is not None:
                     line["loss_nats"] = own.losses[begin:end].sum()
