@@ -48,7 +48,8 @@ WORDS = {
     "word_problems": "Ann has 12 red apples and buys 7 more each day , how many has she after 5 days ? 12 + 35 = 47",
 }
 
-# `python` of the jobs. FAULT is JSON: {"words": [of the command line], "fail": [slots, text] | "pause": file to write}
+# `python` of the jobs. FAULT is JSON: {"words": [of the command line], "fail": [slots, text] | "pause": file to write};
+# with "runs" it pauses in that run of the engine, the first being the warm-up
 WRAPPER = """
 import json, os, runpy, sys, time
 sys.argv = sys.argv[1:]
@@ -69,6 +70,18 @@ if fault and set(fault["words"]) <= set(sys.argv):
         return emulate(model, attachment, policy, text, slots=slots, **options)
 
     quality.emulate = faulty
+    if "runs" in fault:
+        from engine import harness
+        decode, runs = harness.decode, []
+
+        def counted(*arguments):
+            runs.append(arguments)
+            if len(runs) == fault["runs"]:
+                open(fault["pause"], "w").close()
+                time.sleep(120)
+            return decode(*arguments)
+
+        harness.decode = counted
 if sys.argv[0] == "-m":
     sys.argv, sys.path[0] = sys.argv[1:], os.getcwd()
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
@@ -293,13 +306,17 @@ class Scratch:
                 jobs[rule].add(line.split("output: ")[1].split(",")[0])
         return jobs
 
-    def kill_in_the_middle(self, *arguments: str, words: list[str], limit_s: float = 120.0) -> None:
-        """Start a run, let it pause in the second cell of the job with these words, and kill it and all it started."""
+    def kill_in_the_middle(self, *arguments: str, words: list[str], runs: int = 0, limit_s: float = 120.0) -> None:
+        """Start a run, let it pause in the second cell of the job with these words, and kill it and all it started.
+
+        runs: not in a cell of the emulator but in that run of the engine.
+        """
         paused = self.folder / "paused"
+        fault = {"words": words, "pause": str(paused)} | ({"runs": runs} if runs else {})
         process = subprocess.Popen(
             [*SNAKEMAKE, *arguments],
             cwd=self.folder,
-            env=self.environment | {"FAULT": json.dumps({"words": words, "pause": str(paused)})},
+            env=self.environment | {"FAULT": json.dumps(fault)},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,  # a process group of its own: only what this test started is killed

@@ -149,8 +149,8 @@ def set_scales(panels: list[Panel], points: pd.DataFrame) -> None:
         points_at = [1.0, *here[["speedup", "limit_speedup"]].to_numpy(float).ravel()]
         lowest, highest = np.nanmin(points_at), np.nanmax(points_at)
         ends = np.nan_to_num(here[[*SPEEDUP[1:]]].to_numpy(float).ravel(), nan=1.0)  # of few documents, they go far
-        ends = np.clip(ends, lowest / REACH, highest * REACH).tolist()
-        low, high = min(lowest, *ends) / ROOM, max(highest, *ends, 1.3 / ROOM) * ROOM
+        ends = np.append(np.clip(ends, lowest / REACH, highest * REACH), [lowest, highest])
+        low, high = ends.min() / ROOM, max(ends.max() * ROOM, 1.3)
         ax.set_yscale("log")
         ax.set_ylim(low, high)
         ticks = next(ticks for reach, ticks in TICKS if high / low < reach)
