@@ -2,6 +2,7 @@
 #
 #   snakemake --cores 1 results/all        everything: models scored under every policy, tables, figures, index
 #   snakemake --cores 1 results/figures    figures from records, no model is run (in a fresh clone: the published ones)
+#   snakemake --cores 1 results/measured/local    every policy timed on this machine, with the engine
 #
 # What is run stands in config/config.yaml; how a miss is handled, in engine/; what is asked, in evals/.
 
@@ -20,6 +21,7 @@ include: "workflow/rules/models.smk"  #           packed models unpacked, calibr
 include: "workflow/rules/quality.smk"  #          every policy scored by perplexity
 include: "workflow/rules/tables.smk"  #           paired differences with intervals
 include: "workflow/rules/speed.smk"  #            every policy on every host, by the simulator
+include: "workflow/rules/measure.smk"  #          the engine timed on this machine, and every measured host collected
 include: "workflow/rules/ledger.smk"  #           claims and their verdicts, and which policy to use
 include: "workflow/rules/figures.smk"  #          one script a figure, and the two indexes
 

@@ -52,7 +52,7 @@ def atomic_folder(folder: str | Path, needed: int) -> Iterator[Path]:
             if folder.exists():
                 raise error(f"{folder} exists", "a new folder", "remove it, or choose another")
             for path in building.iterdir():  # what a killed process left
-                path.unlink()
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
             if (free := shutil.disk_usage(building).free) < needed:
                 raise error(f"{free:,} bytes free for {folder}", f"{needed:,}", "free some, or choose another disk")
             yield building
@@ -75,6 +75,13 @@ def sync(path: str | Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def copy(source: str | Path, target: str | Path) -> None:
+    """Copy a file, whole or not at all; a copy that is there already is left alone."""
+    if not Path(target).is_file() or sha256(source) != sha256(target):
+        with atomic(target) as temporary:
+            shutil.copyfile(source, temporary)
 
 
 def write_text(path: str | Path, text: str) -> None:

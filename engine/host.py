@@ -8,7 +8,7 @@ config/hosts/README.md explains every field; the arithmetic stands in engine/hos
     host.link("disk").batch_s(6_291_456, count=3)       # three experts fetched by one event
     host.device.experts_s(6_291_456, 8, "bfloat16")     # eight resident ones computed
 
-    python -m engine.host probe --id my_box | show my_box | check
+    python -m engine.host probe --id my_box | show my_box | check | import FOLDER
 
 torch is imported by the probe alone.
 """
@@ -71,12 +71,13 @@ def load_host(path: str | Path) -> Host:
     return parse_host(_read(path), path)
 
 
-def parse_host(data: object, path: Path) -> Host:
-    """The same, from what the file holds."""
+def parse_host(data: object, path: Path, name: str | None = None) -> Host:
+    """The same, from what the file holds. name: the id it must have; default the stem of the file."""
     _check_finite(data, str(path), "")
     _check_schema(data, path)
-    if data["id"] != path.stem:
-        raise error(f"{path}: id '{data['id']}'", f"the name of the file, '{path.stem}'", "rename one of them")
+    if data["id"] != (name or path.stem):
+        expected = f"the name of the {'folder' if name else 'file'}, '{name or path.stem}'"
+        raise error(f"{path}: id '{data['id']}'", expected, "rename one of them")
     modelled = data["status"] == "modelled"
     if modelled and "fingerprint" in data:
         raise error(f"{path}: a modelled host with a fingerprint", "none: its constants are its identity", "remove it")
@@ -245,8 +246,15 @@ def main() -> None:
     two.add_argument("--folder", default=FOLDER)
     three = commands.add_parser("check", help="check every profile of a folder")
     three.add_argument("folder", nargs="?", default=FOLDER)
+    four = commands.add_parser("import", help="check a measured folder of another machine, then copy it")
+    four.add_argument("measured", type=Path, metavar="FOLDER", help="results/measured/<id> of that machine")
+    four.add_argument("--into", type=Path, default=Path("results/measured"))
     a = parser.parse_args()
-    if a.command == "probe":
+    if a.command == "import":
+        from engine.measured_import import accept
+
+        print(accept(a.measured, a.into, parse_host))
+    elif a.command == "probe":
         if not (a.id or a.out):
             raise error("neither --id nor --out", "a name for this host", "python -m engine.host probe --id my_box")
         if a.threads is not None and a.threads < 1:

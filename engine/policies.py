@@ -157,6 +157,13 @@ def parse_row(row: dict[str, str], where: str) -> Policy:
     return policy
 
 
+def as_row(policy: Policy) -> dict[str, str]:
+    """The cells of a policy's row: `parse_row` makes the same policy of them."""
+    words = {None: "-", True: "yes", False: "no"}
+    cells = {column: getattr(policy, column) for column in COLUMNS}
+    return {name: words[cell] if cell is None or isinstance(cell, bool) else str(cell) for name, cell in cells.items()}
+
+
 def _choice(row, column, known, where):
     if row[column] not in known:
         raise error(f"{where}: {column} '{row[column]}'", f"a known {column}", nearest(row[column], known))

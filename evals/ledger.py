@@ -21,8 +21,8 @@ from types import MappingProxyType
 import numpy as np
 
 from engine.errors import error, nearest
-from evals.ledger_measures import MEASURES, NotRun, Speed, measure
-from evals.ledger_quantities import Quantity, interval, p_value_at, running
+from evals.ledger_measures import Speed, known_measures, measure
+from evals.ledger_quantities import NotRun, Quantity, interval, p_value_at, running
 from evals.preregistration import Part, Preregistration, Row
 from evals.records import Scored
 from evals.stats import Interval, holm, verdict
@@ -91,11 +91,11 @@ def find(
     declared = row.not_run or part.not_run
     if declared:
         return _without(bare, declared)
-    if part.measure not in MEASURES:
+    if part.measure not in known_measures(part):
         raise error(
             f"row {row.id}, part {part.id}: nothing computes measure '{part.measure}'",
             "a measure of evals/ledger_measures.py, or `not_run` with a reason",
-            nearest(part.measure, MEASURES),
+            nearest(part.measure, known_measures(part)),
         )
     if model in refused:
         return _without(bare, refused[model])

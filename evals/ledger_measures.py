@@ -8,40 +8,47 @@ MEASURES.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pandas as pd
 
 from engine.errors import error
-from evals.ledger_quantities import Quantity, ordered
+from evals.ledger_engine import ENGINE, ENGINE_MEASURES
+from evals.ledger_quantities import NS_PER_S, NotRun, Quantity, ordered
+from evals.measured_tables import read_documents as read_measured_documents
 from evals.preregistration import Part, Preregistration
 from evals.records import Scored
 from evals.stats import documents, paired_losses, segments
 
-NS_PER_S = 1e9
-
-
-class NotRun(Exception):
-    """There is nothing to compute: the reason."""
-
 
 @dataclass(frozen=True)
 class Speed:
-    """The tables of evals/speed.py: by text, and by document where there is one (else empty)."""
+    """The tables of evals/speed.py: by text, and by document where there is one (else empty).
+
+    measured: the documents of measured hosts (evals/measured_tables.py).
+    """
 
     texts: pd.DataFrame
     documents: pd.DataFrame
+    measured: pd.DataFrame = field(default_factory=lambda: read_measured_documents(None))
 
     def of(self, model: str) -> Speed:
-        return Speed(*(table[table["model"] == model] for table in (self.texts, self.documents)))
+        return Speed(*(table[table["model"] == model] for table in (self.texts, self.documents, self.measured)))
 
 
 # ---- the measures ----------------------------------------------------------------------------------------------------
 def measure(part: Part, scored: dict[str, Scored], speed: Speed, *, slots: str, rules: Preregistration) -> Quantity:
     """The quantity of a part on one model. scored: by policy; speed: of that model. NotRun."""
+    if part.instrument == ENGINE:
+        return ENGINE_MEASURES[part.measure](part, speed.measured, slots, rules)
     return MEASURES[part.measure](part, scored, speed, slots, rules)
+
+
+def known_measures(part: Part) -> Collection[str]:
+    """The measures that something computes with the part's instrument."""
+    return ENGINE_MEASURES if part.instrument == ENGINE else MEASURES
 
 
 def _perplexity_change(part: Part, scored, speed, slots: str, rules: Preregistration) -> Quantity:

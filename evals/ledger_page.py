@@ -83,6 +83,17 @@ def _claim(own: pd.DataFrame, name: str) -> list[str]:
     regions = list(dict.fromkeys(f"{row['part']}: {row['why']}" for row in parts.to_dict("records")))
     lines += ["", "Regions: " + "; ".join(regions) + ".", ""]
     shown = own[own["role"] == "shown"]
+    measured = shown[shown["instrument"].eq("engine") & shown["host"].notna()]
+    for reason, rows in measured.groupby("reason", sort=False):
+        lines += [
+            f"Measured by the engine; no verdict, and none may be read out of it ({reason}):",
+            "",
+            "| model | slots | host | link | measure | ours |",
+            "|---|---|---|---|---|---|",
+            *(_measured(row) for row in rows.to_dict("records")),
+            "",
+        ]
+    shown = shown.drop(measured.index)
     if len(shown):
         lines += [
             "At the other slot budgets, without a verdict:",
@@ -93,6 +104,11 @@ def _claim(own: pd.DataFrame, name: str) -> list[str]:
         lines += [f"| {r['model']} | {r['slots']} | {r['part']} | {_ours(r)} |" for r in shown.to_dict("records")]
         lines.append("")
     return lines
+
+
+def _measured(row: dict) -> str:
+    compared = f"{row['measure']}: {row['of']} against {row['against']}"
+    return f"| {row['model']} | {row['slots']} | {row['host']} | {row['link']} | {compared} | {_ours(row)} |"
 
 
 def _part(row: dict) -> str:

@@ -24,7 +24,12 @@ from scipy.optimize import brentq
 
 from evals.stats import Interval, paired_difference, percent_change
 
+NS_PER_S = 1e9
 DOUBLINGS = 60  # of the search for an end of a ratio's interval
+
+
+class NotRun(Exception):
+    """There is nothing to compute: the reason."""
 
 
 @dataclass(frozen=True)

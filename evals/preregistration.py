@@ -19,7 +19,7 @@ from pathlib import Path
 import yaml
 
 from engine.errors import error, nearest
-from evals.schema import check_schema
+from engine.schema import check_schema
 
 SCHEMA = Path(__file__).parent.parent / "workflow" / "schemas" / "preregistration.schema.json"
 TIMED = "token_time_change"  # the measure that needs a host and a link

@@ -23,8 +23,8 @@ from engine.host import load_hosts
 from engine.host_facts import fingerprint
 from engine.policies import BASELINE, ID, Policy, load_policies
 from engine.residency import slots_from_percent
+from engine.schema import Origin, check_schema
 from evals.corpora import available, row_of, table
-from evals.schema import Origin, check_schema
 
 SCHEMA = Path(__file__).parent.parent / "workflow" / "schemas" / "config.schema.json"
 MODEL_COLUMNS = ("id", "source", "revision", "dtype", "timed_width", "timed_expert_width")
@@ -53,6 +53,15 @@ class Model:
 
 
 @dataclass(frozen=True)
+class Measure:
+    """What `results/measured/<host>` times on this machine."""
+
+    models: tuple[str, ...]  # of this run
+    slots: tuple[str, ...]
+    links: dict[str, tuple[int, int, int]]  # by name of a profile's link: documents a text, tokens each, repeats
+
+
+@dataclass(frozen=True)
 class Settings:
     models: dict[str, Model]
     policies: dict[str, Policy]
@@ -66,6 +75,8 @@ class Settings:
     statistics: dict[str, float | int]
     hosts: dict[str, Path]  # profiles by id; `local` is this machine's, made by the run
     probe: str  # full | quick | none
+    measure: Measure
+    this_host: str  # id of the profile of this machine, a key of hosts
 
 
 def load(path: str | Path) -> Settings:
@@ -123,6 +134,7 @@ def check(config: object, where: str | Mapping[str, str] = "config/config.yaml")
                     f"texts of role {role}",
                     "no text is both calibrated and tested on",
                 )
+    hosts, this_host = find_hosts(config["hosts"], where["hosts"])
     return Settings(
         models={name: sheet[name] for name in config["models"]},
         policies=policies,
@@ -138,19 +150,44 @@ def check(config: object, where: str | Mapping[str, str] = "config/config.yaml")
             "replicates": int(config["statistics"]["replicates"]),
             "seed": int(config["statistics"]["seed"]),
         },
-        hosts=find_hosts(config["hosts"], where["hosts"]),
+        hosts=hosts,
         probe=config["probe"],
+        measure=_measure(config, sheet, where["measure"]),
+        this_host=this_host,
     )
 
 
-def find_hosts(folder: str, where: str) -> dict[str, Path]:
-    """Every profile of the folder, checked, and this machine's own, unless one of them is."""
+def _measure(config: dict, sheet: Mapping[str, Model], where: str) -> Measure:
+    """Models and slots that another configuration took out of the run are not measured either."""
+    wanted, context = config["measure"], config["context_tokens"]
+    for name in wanted["models"]:
+        if name not in sheet:
+            found = f"{where}: measure.models names '{name}'"
+            raise error(found, f"ids of {config['models_sheet']}", nearest(name, sheet))
+    for name, link in wanted["links"].items():
+        if link["tokens"] > context:
+            found = f"{where}: measure.links.{name}.tokens is {link['tokens']}"
+            raise error(found, f"at most context_tokens, {context}: the routing is recorded so", "lower it")
+    return Measure(
+        models=tuple(name for name in wanted["models"] if name in config["models"]),
+        slots=tuple(name for name in wanted["slots"] if name in config["slots"]),
+        links={
+            name: (int(link["documents"]), int(link["tokens"]), int(link["repeats"]))
+            for name, link in wanted["links"].items()
+        },
+    )
+
+
+def find_hosts(folder: str, where: str) -> tuple[dict[str, Path], str]:
+    """Every profile of the folder, checked, and this machine's own, unless one of them is; and the id of that one."""
     if LOCAL in (hosts := load_hosts(folder)):
         raise error(f"{where}: {folder}/{LOCAL}.yaml", f"another id: {LOCAL} is probed by the run", "rename it")
     profiles = {name: Path(folder) / f"{name}.yaml" for name in hosts}
-    if fingerprint() in {host.fingerprint for host in hosts.values()}:
-        return profiles
-    return {LOCAL: Path("results/hosts") / f"{LOCAL}.yaml"} | profiles
+    here = fingerprint()
+    for name, host in hosts.items():
+        if host.fingerprint == here:
+            return profiles, name
+    return {LOCAL: Path("results/hosts") / f"{LOCAL}.yaml"} | profiles, LOCAL
 
 
 def usable_cores() -> int:

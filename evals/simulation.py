@@ -11,17 +11,20 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
+import yaml
 
-from engine.errors import UserError
+from engine.errors import UserError, error
 from engine.geometry import Geometry
+from engine.host import load_host
 from engine.host_times import Host
 from engine.policies import Policy
 from engine.residency import Demand, check_slots, slots_from_percent
 from engine.simulator import simulate
 from engine.timing import Timing, limit_bytes_per_s, offload_links
-from engine.trace import RouterTrace
+from engine.trace import RouterTrace, join
 from engine.trace_file import TraceFile
 from evals.quality import CELL_FAILURES
 
@@ -30,7 +33,7 @@ IN_MEMORY_BYTES = 1 << 30  # a trace up to this size is read once for all cells,
 
 @dataclass(frozen=True)
 class Loaded:
-    """A trace that was read whole: as TraceFile for whoever reads it in chunks."""
+    """A trace, or parts of it, in memory: as TraceFile for whoever reads it in chunks."""
 
     file: TraceFile
     whole: RouterTrace
@@ -39,7 +42,7 @@ class Loaded:
     def text(self) -> str:
         return self.file.provenance["text"]
 
-    tokens = property(lambda self: self.file.tokens)
+    tokens = property(lambda self: len(self.whole.chosen))
     layers = property(lambda self: self.file.layers)
     experts = property(lambda self: self.file.experts)
     top_k = property(lambda self: self.file.top_k)
@@ -62,10 +65,29 @@ class Loaded:
             yield dataclasses.replace(self.whole, **arrays)
 
 
+def read_host(path: str) -> Host:
+    """The profile. UserError also where probe_host.py could not make one."""
+    try:
+        value = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError, UnicodeDecodeError):
+        value = None  # load_host says what is wrong
+    if isinstance(value, dict) and value.get("status") == "absent":
+        raise error(f"{path}: no probe of this machine", "a host profile", value.get("reason", "probe it"))
+    return load_host(path)
+
+
 def load(trace: TraceFile) -> TraceFile | Loaded:
     """The trace in memory where it is small."""
     size = trace.path.stat().st_size
     return Loaded(trace, trace.read()) if size <= IN_MEMORY_BYTES else trace
+
+
+def load_parts(trace: TraceFile, rows: Sequence[range]) -> Loaded:
+    """These rows of a trace alone, one part after another. UserError where the trace does not reach so far."""
+    end = max(part.stop for part in rows)
+    if end > trace.tokens:
+        raise error(f"{trace.path}: {trace.tokens} tokens", f"{end} at least", "record it of as many documents")
+    return Loaded(trace, join(trace.read(part.start, len(part)) for part in rows))
 
 
 def text_of(trace: TraceFile | Loaded) -> str:

@@ -47,6 +47,12 @@ def test_the_default_configuration_is_sound(configuration):
     assert 1 <= found.threads <= os.cpu_count()
 
 
+def test_what_another_configuration_left_out_is_not_measured(configuration):
+    assert check(configuration).measure.models == ("reference",) and check(configuration).measure.slots == ("s25",)
+    found = check(configuration | {"models": ["reference_b"], "slots": {"s50": 50}}).measure
+    assert found.models == found.slots == () and set(found.links) == {"disk", "sdcard"}
+
+
 @pytest.mark.parametrize("name", ["full", "small"])
 def test_a_configuration_laid_over_the_default_is_sound(configuration, name):
     overlay = yaml.safe_load((ROOT / "config" / f"{name}.yaml").read_text(encoding="utf-8"))
@@ -118,6 +124,12 @@ WRONG = {
     "a number as text": ("context_tokens", "1e3", ['context_tokens is "1e3"', "a whole number"]),
     "one document": ("documents", 1, ["documents is 1", "a number from 2"]),
     "a date": ("models", [datetime.date(2026, 1, 1)], ['models.0 is "2026-01-01"', "a string"]),
+    "a measured model of no sheet": ("measure.models", ["referense"], ["measure.models names 'referense'", "mean"]),
+    "more tokens than a window": (
+        "measure.links.disk.tokens", 4096, ["measure.links.disk.tokens is 4096", "context_tokens, 1024"]
+    ),
+    "a link without repeats": ("measure.links.disk", {"documents": 4, "tokens": 8}, ["no key 'repeats'"]),
+    "one measured token": ("measure.links.disk.tokens", 1, ["measure.links.disk.tokens is 1", "a number from 2"]),
     "nothing": ("texts", None, ["texts is null", "keys with values"]),
 }  # fmt: skip
 
@@ -209,6 +221,7 @@ def test_fewer_slots_than_k_are_refused_before_the_first_job(configuration, tmp_
     (tmp_path / "config.json").write_text(config, encoding="utf-8")
     (tmp_path / "models.tsv").write_text(f"{HEADER}\nm\t{tmp_path}\t-\tfloat32\t-\t-\n", encoding="utf-8")
     configuration |= {"models": ["m"], "models_sheet": str(tmp_path / "models.tsv"), "slots": {"s12": 12.5}}
+    configuration["measure"]["models"] = ["m"]
     assert check(configuration).slots == {"s12": 12.5}  # 8 of 64: one event just fits
     configuration["slots"] = {"s12": 12.4}
     assert "slots.s12 is 12.4 %, 7 of the 64 experts of model m; expected at least K = 8" in message(configuration)

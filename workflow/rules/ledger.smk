@@ -1,7 +1,7 @@
 # From losses and speeds to verdicts and an answer. The rules that decide were committed before what they decide.
 
 SPEED = "results/tables/local/speed.csv"
-LEDGER = "ledger ledger_measures ledger_page ledger_quantities preregistration records speed standing stats"
+LEDGER = "ledger ledger_engine ledger_measures ledger_page ledger_quantities measured_tables preregistration records speed standing stats"
 
 
 rule tabulate_claims:
@@ -11,6 +11,7 @@ rule tabulate_claims:
         preregistration="config/preregistration.yaml",
         speed=SPEED,
         documents="results/tables/local/speed_documents.csv",
+        measured="results/tables/local/measured_documents.csv",
         gates=expand("results/gate/{model}.json", model=MODELS),
         records=RECORDS,
         losses=LOSSES,
@@ -22,21 +23,24 @@ rule tabulate_claims:
         "results/logs/tabulate_claims.log",
     shell:
         "python {input.script} --preregistration {input.preregistration} --records {input.records}"
-        " --speed {input.speed} --speed-documents {input.documents} --gates {input.gates} --out {output.table} --out-page {output.page} --out-documents {output.documents}"
+        " --speed {input.speed} --speed-documents {input.documents} --measured-documents {input.measured}"
+        " --gates {input.gates} --out {output.table} --out-page {output.page} --out-documents {output.documents}"
         " 2>&1 | tee {log}"
 
 
 rule write_answer:
     input:
+        "evals/measured_tables.py",
         "evals/speed.py",
         script="workflow/scripts/write_answer.py",
         preregistration="config/preregistration.yaml",
         speed=SPEED,
         quality="results/tables/local/quality.csv",
+        measured="results/tables/local/measured.csv",
     output:
         "results/answer.md",
     log:
         "results/logs/write_answer.log",
     shell:
-        "python {input.script} --speed {input.speed} --quality {input.quality}"
+        "python {input.script} --speed {input.speed} --quality {input.quality} --measured {input.measured}"
         " --preregistration {input.preregistration} --out {output} 2>&1 | tee {log}"

@@ -4,11 +4,12 @@ python workflow/scripts/forget_failed.py results/quality
 
 Snakemake makes nothing again for which a finished index stands, so the index and the table that such a record or text
 went into are removed with it. Everything else stays. A text that is still absent is left alone: asking for it anew
-would score every policy again.
+would score every policy again. Of a measured host only the stamps go, so that measuring it again takes the failed runs.
 """
 
 import argparse
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 from engine.errors import main_guard
@@ -35,6 +36,10 @@ def main() -> None:
             print(f"{path}: {reason}")
     for path in [*forgotten, *(results / name for name in DERIVED if forgotten)]:
         path.unlink(missing_ok=True)
+    for stamp, reason in failed_measurements(results):
+        stamp.unlink()
+        host = stamp.parents[2].name
+        print(f"{stamp}: {reason}; snakemake --cores 1 results/measured/{host} takes these runs again")
     print(f"{len(forgotten)} files forgotten; run snakemake --cores 1 results/all --rerun-incomplete")
 
 
@@ -45,6 +50,14 @@ def failure(record: Path) -> str | None:
     except (OSError, ValueError, KeyError, TypeError) as exc:
         return f"not a whole record ({type(exc).__name__})"
     return f"{len(failed)} failed cells, for example: {failed[0]}" if failed else None
+
+
+def failed_measurements(results: Path) -> Iterator[tuple[Path, str]]:
+    """Stamps of measurements with failed runs, and why."""
+    for path in sorted((results / "measured").glob("*/*/*.json")):
+        stamp = results / "stamps" / "measured" / path.relative_to(results / "measured").with_suffix("") / "timed"
+        if stamp.is_file() and (reason := failure(path)):
+            yield stamp, reason
 
 
 def return_of(text: Path) -> str | None:

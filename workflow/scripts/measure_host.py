@@ -1,35 +1,43 @@
-"""Times every policy with the engine on this machine: one model at one size, over every link, repeated, interleaved.
+"""Times every policy with the engine on this machine: one model at one size, over its links, repeated, interleaved.
 
-Policies take turns in every round, in an order drawn anew, so that a disturbance of the machine meets all of them. A
-run that is there already, of the same weights, text, policy and settings, is kept: a killed measurement goes on. The
-record is rewritten after every run.
+Policies take turns in every round, in an order drawn anew, so that a disturbance of the machine meets all of them. The
+record is rewritten after every run. A run that is there already, of the same weights, text, policy and settings, is
+kept, so a killed measurement goes on by the same command; nothing is ever removed but a run that failed.
+
+python workflow/scripts/measure_host.py --model reference --model-dir results/models/reference \
+    --store results/packed/reference/own --host results/hosts/local.yaml --link disk 4 32 2 --slots s25=25 \
+    --policies config/policies.tsv --policy fetch_lfu_decay rule_015 --texts results/texts/bible_test.json \
+    --demand results/calibration/reference.safetensors --threads 2 --out results/measured/local
 """
 
 import argparse
 import dataclasses
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import torch
-from engine.store import read_manifest
-from safetensors import SafetensorError
+import yaml
 
 from engine.demand import load_demand
 from engine.errors import UserError, error, main_guard
-from engine.files import sha256, write_json, write_text
+from engine.files import copy, sha256, write_json
+from engine.geometry import Geometry
 from engine.harness import decode, null
-from engine.host import load_host
 from engine.host_facts import fingerprint
+from engine.host_times import Host, Link
 from engine.link import limits_of
-from engine.log import load_log
+from engine.measured_run import DEMAND, PROFILE, SCHEMA, Cell, check_rates, load_run, records, save_run, size_of
 from engine.offload_model import OpenModel
-from engine.policies import BASELINE, find_policy, load_policies
+from engine.policies import BASELINE, Policy, as_row, find_policy, load_policies
 from engine.residency import check_slots, slots_from_percent
+from engine.store import Manifest, read_manifest
 from engine.timing import offload_links
-from evals.jobs import Progress, load_texts, load_tokenizer, provenance
-from evals.measured import SCHEMA, Cell, passages, save_run, size_of
-from evals.quality import CELL_FAILURES
+from evals.jobs import Progress, load_texts, load_tokenizer, model_hash, provenance
+from evals.measured import Passage, passages
+from evals.quality import CELL_FAILURES, Text
+from evals.simulation import read_host
 
 ORDER_SEED = 7
 WARM_UP_TOKENS = 16
@@ -37,165 +45,282 @@ NULL_TOKENS = 1000
 
 
 def main() -> None:
+    a = arguments()
+    host, folder = this_host(a.host, a.threads), Path(a.out)
+    links, skipped = host_links(host, [name for name, *_ in a.link])
+    sheet = load_policies(a.policies)
+    policies = [p for p in (find_policy(sheet, name) for name in a.policy) if not p.clairvoyant]
+    torch.set_num_threads(a.threads)
+    tokenizer, bos = load_tokenizer(a.store)
+    texts = {text.id: text for text in load_texts(a.texts, tokenizer, bos, a.first)}
+    wanted = {name: [int(n) for n in numbers] for name, *numbers in a.link if name in links}
+    parts = {
+        name: {i: passages(text, bos, documents=documents, tokens=tokens) for i, text in texts.items()}
+        for name, (documents, tokens, _) in wanted.items()
+    }
+    manifest = read_manifest(a.store)
+    freeze(folder, a.model, size_of(a.width, a.expert_width), manifest.identity, a.host, a.demand)
+    with torch.inference_mode(), OpenModel(a.store, manifest.layout.dtype) as opened:
+        if opened.store.cached:
+            raise error(f"{a.store}: the file system has no O_DIRECT", "reads past the page cache", "move it to a disk")
+        facts = of_model(a, manifest, opened.attachment.top_k) | {
+            "host": {"id": host.id, "fingerprint": host.fingerprint, "quick": host.quick},
+            "links": {name: of_link(links[name], numbers) for name, numbers in wanted.items()},
+            "skipped": skipped,
+            "slots": slot_counts(a.slots, opened),
+            "passages": {name: {i: rows(part) for i, part in own.items()} for name, own in parts.items()},
+            "texts": {text.id: {"topic": text.topic, "sha256": text.sha256} for text in texts.values()},
+            "policies": {policy.id: as_row(policy) for policy in policies},
+            "provenance": provenance(
+                threads=a.threads,
+                model=model_hash(a.model_dir),
+                store=manifest.identity,
+                host_sha256=sha256(a.host),
+                demand_sha256=sha256(a.demand),
+            ),
+        }
+        session = Session(opened, facts, folder, texts, parts, policies, load_demand(a.demand))
+        for link in links.values():
+            for slots_id in facts["slots"]:
+                session.measure(link, slots_id)
+
+
+def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", required=True, help="id, for the record")
+    parser.add_argument("--model-dir", required=True, help="the model that is not inflated, whose routing is recorded")
     parser.add_argument("--store", required=True, help="packed store of the model at this size")
     parser.add_argument("--width", type=int, help="D of the inflated model; default: its own size")
     parser.add_argument("--expert-width", type=int, help="F of the inflated model")
     parser.add_argument("--host", required=True, help="profile of this machine")
-    parser.add_argument("--links", nargs="*", help="of the profile; default: its disks")
+    parser.add_argument(
+        "--link",
+        nargs=4,
+        action="append",
+        required=True,
+        metavar=("NAME", "DOCUMENTS", "TOKENS", "REPEATS"),
+        help="of the profile: the first tokens of so many documents of each text, so often; may be repeated",
+    )
     parser.add_argument("--policies", required=True, help="the sheet")
     parser.add_argument("--policy", nargs="+", required=True, help="ids; clairvoyant ones are left out")
     parser.add_argument("--texts", nargs="+", required=True, help="resolved texts")
+    parser.add_argument("--first", type=int, help="the first documents of each text alone, as its trace has them")
     parser.add_argument("--demand", required=True)
     parser.add_argument("--slots", nargs="+", required=True, help="id=percent ...")
-    parser.add_argument("--documents", type=int, required=True, help="of each text")
-    parser.add_argument("--tokens", type=int, required=True, help="of each document")
-    parser.add_argument("--repeats", type=int, required=True)
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--out", required=True, help="folder of the host")
-    a = parser.parse_args()
-    host, folder = load_host(a.host), Path(a.out)
+    return parser.parse_args()
+
+
+# ---- what is measured ------------------------------------------------------------------------------------------------
+def this_host(path: str, threads: int) -> Host:
+    """The profile; UserError unless it is this machine's, probed with as many threads as will run."""
+    host = read_host(path)
     if host.fingerprint != fingerprint():
-        raise error(f"{a.host} is of machine {host.fingerprint}", f"this one, {fingerprint()}", "probe this machine")
-    links = host_links(host, a.links)
-    sheet = load_policies(a.policies)
-    policies = [p for p in (find_policy(sheet, name) for name in a.policy) if not p.clairvoyant]
-    torch.set_num_threads(a.threads)
-    size, manifest = size_of(a.width, a.expert_width), read_manifest(a.store)
-    tokenizer, bos = load_tokenizer(a.store)
-    texts = load_texts(a.texts, tokenizer, bos)
-    parts = {text.id: passages(text, bos, documents=a.documents, tokens=a.tokens) for text in texts}
-    record = {
-        "schema": SCHEMA,
-        "instrument": "engine",
-        "host": {"id": host.id, "fingerprint": host.fingerprint, "quick": host.quick},
+        raise error(f"{path} is of machine {host.fingerprint}", f"this one, {fingerprint()}", "probe this machine")
+    probed = yaml.safe_load(Path(path).read_text(encoding="utf-8"))["compute"][host.device.device]["threads"]
+    if probed != threads:
+        raise error(f"{path}: probed with {probed} threads", f"the {threads} of this run", "set `threads`, or probe")
+    return host
+
+
+def freeze(folder: Path, model: str, size: str, store: str, profile: str, demand: str) -> None:
+    """Profile and demand beside the runs that depend on them.
+
+    UserError where the folder holds runs of another machine, profile, store or demand: they are not mixed, and nothing
+    of them is replaced.
+    """
+    wanted = {"host_sha256": sha256(profile), "demand_sha256": sha256(demand), "store": store}
+    for record in records(folder):
+        held = record["provenance"]
+        of_size = {"store"} if (record["model"], record["size"]) == (model, size) else set()
+        compared = {"host_sha256"} | ({"demand_sha256"} if record["model"] == model else set()) | of_size
+        if record["host"]["fingerprint"] != fingerprint() or any(held[name] != wanted[name] for name in compared):
+            differs = [name for name in sorted(compared) if held[name] != wanted[name]] or ["fingerprint"]
+            raise error(
+                f"{folder}: runs of {record['model']} {record['size']} with another {', '.join(differs)}",
+                "one machine, profile, store and demand in a folder",
+                "move the folder away to measure anew",
+            )
+    copy(profile, folder / PROFILE)
+    copy(demand, folder / model / DEMAND)
+
+
+def host_links(host: Host, names: list[str]) -> tuple[dict[str, Link], dict[str, str]]:
+    """The links that are measured, and why each of the others is not."""
+    offered, skipped = offload_links(host)
+    links, reasons = {}, {}
+    for name in names:
+        if name not in offered:
+            reasons[name] = skipped.get(name, f"no such link in the profile of {host.id}")
+        elif offered[name].kind != "disk":
+            reasons[name] = f"of kind {offered[name].kind}: only disks are timed"
+        else:
+            links[name] = offered[name]
+    for name, reason in reasons.items():
+        print(f"link {name} is not measured: {reason}", flush=True)
+    if not links:
+        raise error(
+            f"links {', '.join(names)} of host {host.id}", f"some of {', '.join(offered)}", "; ".join(reasons.values())
+        )
+    return links, reasons
+
+
+def of_model(a: argparse.Namespace, manifest: Manifest, top_k: int) -> dict:
+    """What the record says of the model at this size."""
+    dtype = str(manifest.layout.dtype).removeprefix("torch.")
+    geometry, own = geometry_of(a.store, dtype), geometry_of(a.model_dir, dtype)
+    records = manifest.layers * manifest.experts
+    return {
         "model": a.model,
-        "size": size,
+        "size": size_of(a.width, a.expert_width),
         "width": a.width,
         "expert_width": a.expert_width,
-        "dtype": str(manifest.layout.dtype).removeprefix("torch."),
+        "dtype": dtype,
         "expert_bytes": manifest.layout.weight_bytes,
         "record_bytes": manifest.layout.record_bytes,
         "experts": manifest.experts,
         "layers": manifest.layers,
-        "passages": {name: [[p.document, len(p.rows)] for p in found] for name, found in parts.items()},
-        "texts": {text.id: {"topic": text.topic, "sha256": text.sha256} for text in texts},
-        "policies": {p.id: dataclasses.asdict(p) for p in policies},
-        "null_s": float(np.median(null(NULL_TOKENS))),
-        "provenance": provenance(threads=a.threads, store=manifest.identity, host_sha256=sha256(a.host)),
-        "cells": [],
+        "top_k": top_k,
+        "model_expert_bytes": records * (own.expert_bytes if own else manifest.layout.weight_bytes),
+        "geometry": dataclasses.asdict(geometry) if geometry else None,
     }
-    write_text(folder / "host.yaml", Path(a.host).read_text(encoding="utf-8"))
-    out = folder / a.model / f"{size}.json"
-    slots = {name: float(percent) for name, _, percent in (pair.partition("=") for pair in a.slots)}
-    with torch.inference_mode(), OpenModel(a.store, manifest.layout.dtype) as opened:
-        if opened.store.cached:
-            raise error(f"{a.store}: the file system has no O_DIRECT", "reads past the page cache", "move it to a disk")
-        run = Runs(a, record, opened, texts, parts, load_demand(a.demand), folder, out)
-        total = len(links) * len(slots) * len(policies) * len(texts) * a.repeats
-        run.progress = Progress(f"measure {a.model} {size}", total, "runs")
-        for link in links:
-            for slots_id, percent in slots.items():
-                run.all(link, slots_id, percent, policies)
 
 
-def host_links(host, names):
-    """The links that are measured: those named, else every disk of the profile."""
-    offered, skipped = offload_links(host)
-    links = [offered[n] for n in names if n in offered] if names else [x for x in offered.values() if x.kind == "disk"]
-    if not links or (names and len(links) < len(names)):
-        raise error(f"links {names} of host {host.id}", f"some of {', '.join(offered)}", "; ".join(skipped.values()))
-    return links
+def geometry_of(folder: str, dtype: str) -> Geometry | None:
+    """None where the formulas do not cover the family: then nothing is simulated beside it."""
+    try:
+        return Geometry.of_config(json.loads((Path(folder) / "config.json").read_text(encoding="utf-8")), dtype=dtype)
+    except UserError:
+        return None
 
 
-class Runs:
-    """The runs of one model at one size."""
+def of_link(link: Link, numbers: list[int]) -> dict:
+    return {"kind": link.kind, "status": link.status} | dict(
+        zip(("documents", "tokens", "repeats"), numbers, strict=True)
+    )
 
-    def __init__(self, a, record, opened, texts, parts, demand, folder, out) -> None:
-        self.a, self.record, self.opened, self.demand = a, record, opened, demand
-        self.texts, self.parts, self.folder, self.out = texts, parts, folder, out
 
-    def all(self, link, slots_id: str, percent: float, policies) -> None:
-        """Every policy over every text, `repeats` times, in rounds."""
-        slots = slots_from_percent(self.opened.attachment.experts, percent)
-        check_slots(slots, self.opened.attachment.experts, self.opened.attachment.top_k)
-        engine = self.opened.engine(slots=slots, demand=self.demand, limits=limits_of(link), name=link.name)
+def slot_counts(pairs: list[str], opened: OpenModel) -> dict[str, dict]:
+    found = {}
+    for name, _, percent in (pair.partition("=") for pair in pairs):
+        count = slots_from_percent(opened.attachment.experts, float(percent))
+        check_slots(count, opened.attachment.experts, opened.attachment.top_k)
+        found[name] = {"percent": float(percent), "count": count}
+    return found
+
+
+def rows(parts: list[Passage]) -> list[list]:
+    return [[part.document, part.rows.start, len(part.rows)] for part in parts]
+
+
+# ---- the runs --------------------------------------------------------------------------------------------------------
+class Session:
+    """The runs of one model at one size. The record lists the cells in the order of `plan`, whenever they were run."""
+
+    def __init__(
+        self,
+        opened: OpenModel,
+        facts: dict,
+        folder: Path,
+        texts: dict[str, Text],
+        parts: dict[str, dict[str, list[Passage]]],
+        policies: list[Policy],
+        demand,
+    ) -> None:
+        self.opened, self.facts, self.folder, self.demand = opened, facts, folder, demand
+        self.texts, self.parts, self.policies = texts, parts, {policy.id: policy for policy in policies}
+        self.plan = [cell for link in facts["links"] for slots in facts["slots"] for cell in self.cells(link, slots)]
+        self.null_s = float(np.median(null(NULL_TOKENS)))
+        self.found = {cell: row for cell in self.plan if (row := self.kept(cell))}  # by cell, its row in the record
+        self.progress = Progress(f"measure {facts['model']} {facts['size']}", len(self.plan), "runs")
+        self.progress.advance(len(self.found))
+        self.write()
+
+    def cells(self, link: str, slots: str) -> Iterator[Cell]:
+        """In the order in which they are run."""
+        rng, names = np.random.default_rng(ORDER_SEED), list(self.policies)
+        for repeat in range(1, self.facts["links"][link]["repeats"] + 1):
+            for i in rng.permutation(len(names)):
+                for text in self.texts:
+                    yield Cell(self.facts["model"], self.facts["size"], link, names[i], slots, text, repeat)
+
+    def measure(self, link: Link, slots: str) -> None:
+        """Every run over this link that is not there yet."""
+        left = [cell for cell in self.cells(link.name, slots) if cell not in self.found]
+        if not left:
+            return
+        count = self.facts["slots"][slots]["count"]
+        engine = self.opened.engine(slots=count, demand=self.demand, limits=limits_of(link), name=link.name)
         try:
-            warm = find(policies, BASELINE) or policies[0]
-            engine.use(warm, completion="real")
-            decode(self.opened.model, engine, [self.parts[self.texts[0].id][0].ids[: WARM_UP_TOKENS + 1]])
-            rng = np.random.default_rng(ORDER_SEED)
-            for repeat in range(1, self.a.repeats + 1):
-                for i in rng.permutation(len(policies)):
-                    for text in self.texts:
-                        ids = (link.name, policies[i].id, slots_id, text.id, repeat)
-                        self.one(engine, link, policies[i], text, Cell(self.a.model, self.record["size"], *ids), slots)
+            engine.use(self.policies.get(BASELINE) or next(iter(self.policies.values())), completion="real")
+            warm_up = self.parts[link.name][left[0].text][0].ids
+            decode(self.opened.model, engine, [warm_up[: WARM_UP_TOKENS + 1]])
+            for cell in left:
+                self.found[cell] = self.run(engine, link, cell)
+                self.write()
+                self.progress.advance()
         finally:
             engine.link.close()
 
-    def one(self, engine, link, policy, text, cell: Cell, slots: int) -> None:
+    def run(self, engine, link: Link, cell: Cell) -> dict:
+        """One run: its row in the record. Its file is there, whole, or not at all."""
         path = cell.path(self.folder)
-        facts = self.facts(policy, text, cell, slots)
-        row = {"link": cell.link, "policy": cell.policy, "slots": cell.slots, "slots_count": slots}
-        row |= {"text": cell.text, "repeat": cell.repeat, "status": "ok"}
         try:
-            if not kept(path, facts):
-                engine.use(policy, completion="real")
-                engine.link.clear()
-                failed = len(engine.failures)
-                timed = decode(self.opened.model, engine, [part.ids for part in self.parts[text.id]])
-                journal = engine.link.journal()
-                check_rates(link, journal, str(path))
-                if not np.isfinite(timed.losses).all():
-                    raise error(f"{path}: losses that are not finite", "finite losses", "check the store (verify)")
-                save_run(path, timed, engine.log(**facts, **provenance()), journal)
-                row["failed_loads"] = engine.failures[failed:]
-            row["sha256"] = sha256(path)
+            engine.use(self.policies[cell.policy], completion="real")
+            engine.link.clear()
+            failed = len(engine.failures)
+            timed = decode(self.opened.model, engine, [part.ids for part in self.parts[cell.link][cell.text]])
+            journal = engine.link.journal()
+            check_rates(link, journal, str(path))
+            if not np.isfinite(timed.losses).all():
+                raise error(f"{path}: losses that are not finite", "finite losses", "check the store (verify)")
+            facts = self.identity(cell) | provenance(failed_loads=json.dumps(engine.failures[failed:]))
+            save_run(path, timed, engine.log(**facts), journal)
         except CELL_FAILURES as exc:
             path.unlink(missing_ok=True)
-            row |= {"status": "failed", "reason": f"{type(exc).__name__}: {' '.join(str(exc).split())}"}
-        self.record["cells"].append(row)
-        write_json(self.out, self.record)
-        self.progress.advance()
+            return self.row(cell, status="failed", reason=f"{type(exc).__name__}: {' '.join(str(exc).split())}")
+        return self.row(cell, status="ok", sha256=sha256(path), failed_loads=engine.failures[failed:])
 
-    def facts(self, policy, text, cell: Cell, slots: int) -> dict[str, str]:
+    def kept(self, cell: Cell) -> dict | None:
+        """The row of this very run, where it lies there whole."""
+        path = cell.path(self.folder)
+        try:
+            found = load_run(path).facts
+        except UserError:
+            return None
+        if any(found.get(name) != value for name, value in self.identity(cell).items()):
+            return None
+        return self.row(cell, status="ok", sha256=sha256(path), failed_loads=json.loads(found["failed_loads"]))
+
+    def identity(self, cell: Cell) -> dict[str, str]:
         """What a run is of; one that agrees in all of it need not be taken again."""
-        found = {
+        facts = {
             **dataclasses.asdict(cell),
-            "host": self.record["host"]["fingerprint"],
-            "host_sha256": self.record["provenance"]["host_sha256"],
-            "store": self.record["provenance"]["store"],
-            "policy_row": json.dumps(dataclasses.asdict(policy)),
-            "slots_count": slots,
-            "text_sha256": text.sha256,
-            "passages": json.dumps(self.record["passages"][text.id]),
+            "host": self.facts["host"]["fingerprint"],
+            **{name: self.facts["provenance"][name] for name in ("store", "host_sha256", "demand_sha256", "threads")},
+            "policy_row": json.dumps(self.facts["policies"][cell.policy]),
+            "slots_count": self.facts["slots"][cell.slots]["count"],
+            "text_sha256": self.facts["texts"][cell.text]["sha256"],
+            "passages": json.dumps(self.facts["passages"][cell.link][cell.text]),
             "completion": "real",
-            "threads": self.a.threads,
         }
-        return {name: str(value) for name, value in found.items()}
+        return {name: str(value) for name, value in facts.items()}
 
+    def row(self, cell: Cell, **result) -> dict:
+        return {name: getattr(cell, name) for name in ("link", "policy", "slots", "text", "repeat")} | result
 
-def find(policies, name):
-    return next((policy for policy in policies if policy.id == name), None)
-
-
-def kept(path: Path, facts: dict[str, str]) -> bool:
-    """Whether this very run lies there, whole."""
-    if not path.is_file():
-        return False
-    try:
-        found = load_log(path).provenance
-    except (UserError, SafetensorError):
-        return False
-    return all(found.get(name) == value for name, value in facts.items())
-
-
-def check_rates(link, journal: np.ndarray, where: str) -> None:
-    """Raise UserError where records came in faster than the link can bring them."""
-    for begin_s in np.unique(journal["begin_s"]):
-        batch = journal[journal["begin_s"] == begin_s]
-        link.check_observed(float(batch["bytes"].sum()), float(batch["end_s"].max() - begin_s), where)
+    def write(self) -> None:
+        cells = [self.found[cell] for cell in self.plan if cell in self.found]
+        head = {
+            "schema": SCHEMA,
+            "instrument": "engine",
+            **self.facts,
+            "null_s": self.null_s,
+            "planned": len(self.plan),
+        }
+        path = self.folder / self.facts["model"] / f"{self.facts['size']}.json"
+        write_json(path, head | {"cells": cells})
 
 
 if __name__ == "__main__":

@@ -16,7 +16,10 @@ from pathlib import Path
 
 from engine.errors import error, main_guard
 from engine.files import atomic, sha256
+from engine.measured_run import ROOT
 from evals.figures import read_table
+from evals.measured_tables import read_measured
+from evals.settings import LOCAL
 
 LISTED = re.compile(r"^\| \[(?P<name>[^\]]+)\]\([^)]*\) \| (?P<hash>[0-9a-f]{64}) \|", re.MULTILINE)
 
@@ -43,6 +46,14 @@ def main() -> None:
             with atomic(out / name) as temporary:
                 shutil.copyfile(a.results / name, temporary)
             print(name)
+    for host in measured_hosts(a.results / "tables" / "local" / "measured.csv"):
+        todo = "give it a name (engine.host probe --id) to commit it" if host == LOCAL else "commit its folder"
+        print(f"measured host {host} ({ROOT / host}): {todo}")
+
+
+def measured_hosts(table: Path) -> list[str]:
+    """Hosts whose runs are in the tables: their folders belong to what is published."""
+    return list(read_measured(table)["host"].unique()) if table.is_file() else []
 
 
 def check_index(index: Path, partial: bool) -> list[str]:

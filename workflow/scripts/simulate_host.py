@@ -10,20 +10,17 @@ import json
 from pathlib import Path
 
 import numpy as np
-import yaml
 from safetensors.numpy import save_file
 
 from engine.demand import load_demand
-from engine.errors import UserError, error, main_guard
+from engine.errors import UserError, main_guard
 from engine.files import atomic, sha256, write_json
 from engine.geometry import Geometry
-from engine.host import load_host
-from engine.host_times import Host
 from engine.policies import Policy, find_policy, load_policies
 from engine.timing import offload_links
 from engine.trace_file import open_trace
 from evals.jobs import Progress, model_hash, provenance
-from evals.simulation import load, simulate_cells
+from evals.simulation import load, read_host, simulate_cells
 
 
 def main() -> None:
@@ -77,17 +74,6 @@ def main() -> None:
         save_file(arrays or {"none": np.zeros(0, np.float32)}, temporary)
     record |= {"provenance": provenance(host_sha256=sha256(a.host)), "times_sha256": sha256(a.out_times)}
     write_json(a.out, record)
-
-
-def read_host(path: str) -> Host:
-    """The profile. UserError also where probe_host.py could not make one."""
-    try:
-        value = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError, UnicodeDecodeError):
-        value = None  # load_host says what is wrong
-    if isinstance(value, dict) and value.get("status") == "absent":
-        raise error(f"{path}: no probe of this machine", "a host profile", value.get("reason", "probe it"))
-    return load_host(path)
 
 
 def read_geometry(a: argparse.Namespace) -> Geometry | UserError:

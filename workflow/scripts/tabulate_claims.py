@@ -20,9 +20,11 @@ from engine.errors import main_guard
 from engine.files import atomic, write_text
 from evals.jobs import Progress
 from evals.ledger import JUDGED_ROLES, Finding, Judged, conclude, find_row, judge, over_models
+from evals.ledger_engine import lift, shown_without_verdict
 from evals.ledger_measures import Speed
 from evals.ledger_page import ALL_MODELS, page
 from evals.ledger_quantities import first_documents, interval, running
+from evals.measured_tables import read_documents as read_measured_documents
 from evals.preregistration import Part, Preregistration, Row, load
 from evals.records import Scored, is_rehearsal, load_scored
 from evals.speed import read_documents, read_speed
@@ -44,23 +46,28 @@ def main() -> None:
     parser.add_argument("--records", nargs="+", required=True, help="results/quality/<model>/<policy>/perplexity.json")
     parser.add_argument("--speed", help="speed.csv; without it every timing is `not run`")
     parser.add_argument("--speed-documents", help="seconds by document; without it texts are the units of times")
+    parser.add_argument("--measured-documents", help="documents of measured hosts; without it none was measured")
     parser.add_argument("--gates", nargs="*", default=[], help="results/gate/<model>.json: who is fit to decide claims")
     parser.add_argument("--out", required=True, help="claims.csv")
     parser.add_argument("--out-page", required=True, help="claims.md")
     parser.add_argument("--out-documents", required=True, help="the estimates against the number of documents")
     a = parser.parse_args()
     rules, scored = load(a.preregistration), load_scored(a.records)
-    speed = Speed(read_speed(a.speed), read_documents(a.speed_documents))
+    measured = read_measured_documents(a.measured_documents)
+    speed = Speed(read_speed(a.speed), read_documents(a.speed_documents), measured)
     refused = refusals(a.gates)
     run, named = of_run(a.preregistration), dict.fromkeys([*rules.models, *scored])
     standings = {model: of_model(scored.get(model), rules, run) for model in named}
     standings[ALL_MODELS] = of_all(standings, rules)
     progress = Progress("ledger", len(rules.rows), "claims")
     claims, by_documents = [], []
-    for row in rules.rows.values():
+    for declared in rules.rows.values():
+        row = lift(declared, speed.measured)
         judged = judge(find_row(row, rules, scored, speed, refused=refused), rules)
         claims += [finish(line, rules, scored, standings) for line in row_lines(row, judged, rules)]
-        claims += [finish(line, rules, scored, standings) for line in other_budgets(row, rules, scored, speed, refused)]
+        shown = other_budgets(row, rules, scored, speed, refused)
+        shown += without_verdict(declared, row, rules, scored, speed, refused)
+        claims += [finish(line, rules, scored, standings) for line in shown]
         by_documents += [point for one in judged for point in documents_lines(one.finding, rules, scored)]
         progress.advance()
     table = pd.DataFrame(claims, columns=COLUMNS)
@@ -134,6 +141,14 @@ def other_budgets(row: Row, rules: Preregistration, scored, speed: Speed, refuse
             if finding.interval is not None:
                 lines.append(part_line(Judged(finding)) | {"role": "shown"})
     return lines
+
+
+def without_verdict(declared: Row, row: Row, rules: Preregistration, scored, speed: Speed, refused) -> list[dict]:
+    """What was measured of a claim about hosts and decides nothing, at the budget that decides: with the reason."""
+    shown, reason = shown_without_verdict(declared, row, speed.measured)
+    findings = find_row(shown, rules, scored, speed, refused=refused) if shown else []
+    lines = [part_line(Judged(finding)) for finding in findings if finding.quantity is not None]
+    return [line | {"row": declared, "role": "shown", "reason": reason} for line in lines]
 
 
 def part_line(one: Judged) -> dict:

@@ -20,6 +20,7 @@ from evals.jobs import Progress
 from evals.quality import paired_interval
 from evals.records import is_rehearsal, load_arrays, load_scored
 from evals.simulation import delay_of
+from evals.speedup import speedup
 from evals.stats import percent_change
 
 COLUMNS = [
@@ -154,20 +155,13 @@ class OneLink:
         ]
         if failed or not any(cell["policy"] == BASELINE for cell in self.cells):
             return {"reason": f"no time of {BASELINE} on {', '.join(failed) or 'this host'}: no speedup"}
-        own, base = self.joined(cells, "token_s"), self.joined(cells, "token_s", BASELINE)
-        mean = own.mean(dtype=np.float64)
-        ratio = base.mean(dtype=np.float64) / mean
-        parts = []
-        for cell in cells:
-            own, base = self.joined([cell], "token_s"), self.joined([cell], "token_s", BASELINE)
-            parts.append((cell["topic"], self.clusters[cell["text"]], base / (ratio * mean), own / mean))
         if cells[0]["policy"] == BASELINE:
             return {"speedup": 1.0, "speedup_low": 1.0, "speedup_high": 1.0}
-        found = paired_interval(parts, **self.options)
-        if found.low is None:
-            return {"speedup": ratio}
-        low, high = np.exp(np.clip([found.low, found.high], -50, 50))  # a few documents know next to nothing
-        return {"speedup": ratio, "speedup_low": ratio * low, "speedup_high": ratio * high}
+        parts = []
+        for cell in cells:
+            base, own = self.joined([cell], "token_s", BASELINE), self.joined([cell], "token_s")
+            parts.append((cell["topic"], self.clusters[cell["text"]], base, own))
+        return speedup(parts, **self.options)
 
     # ---- quality of the same decisions -------------------------------------------------------------------------------
     def delay(self, cells: list[dict]) -> int:

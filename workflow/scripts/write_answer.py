@@ -1,7 +1,8 @@
 """Which policy to use: for every host and model, if the output must be exact and for three limits on the loss.
 
-Speed is that of the table of speed, over all texts; loss is that of the table of quality, over all texts. A policy is
-within a limit where the upper end of its loss interval is, and what is clairvoyant cannot be used.
+Speed is that of the table of speed, over all texts; loss is that of the table of quality, over all texts. Where hosts
+were measured, their own speeds and losses stand first. A policy is within a limit where the upper end of its loss
+interval is, and what is clairvoyant cannot be used.
 
 python workflow/scripts/write_answer.py --speed results/tables/local/speed.csv \
     --quality results/tables/local/quality.csv --preregistration config/preregistration.yaml --out results/answer.md
@@ -15,6 +16,7 @@ from engine.errors import main_guard
 from engine.files import write_text
 from engine.policies import BASELINE
 from evals.figures import POOLED, REHEARSAL, model_title, ok_rows, read_table
+from evals.measured_tables import ENGINE, pooled, read_measured
 from evals.preregistration import load
 from evals.speed import LOSS, read_speed
 
@@ -28,16 +30,19 @@ def main() -> None:
     parser.add_argument("--speed", required=True, help="speed.csv")
     parser.add_argument("--quality", required=True, help="quality.csv")
     parser.add_argument("--preregistration", required=True, help="names the slot budget that stands first")
+    parser.add_argument("--measured", help="measured.csv")
     parser.add_argument("--out", required=True)
     a = parser.parse_args()
-    write_text(a.out, answer(read_speed(a.speed), read_table(a.quality), load(a.preregistration).slots))
+    tables = read_speed(a.speed), read_table(a.quality), read_measured(a.measured)
+    write_text(a.out, answer(*tables, load(a.preregistration).slots))
 
 
-def answer(speed: pd.DataFrame, quality: pd.DataFrame, primary_slots: str) -> str:
-    """The page, a section for every slot budget (the primary one first) and host, a table for every model."""
+def answer(speed: pd.DataFrame, quality: pd.DataFrame, measured: pd.DataFrame, primary_slots: str) -> str:
+    """The page: measured hosts, then a section for every slot budget (the primary one first) and host that is modelled,
+    a table for every model."""
     levels = pd.to_numeric(quality["level"], errors="coerce").dropna() if "level" in quality else ()
     level = f"{levels.iloc[0]:.0%}" if len(levels) else "95%"
-    lines = ["# Which policy to use", "", *how_to_read(level, quality), ""]
+    lines = ["# Which policy to use", "", *how_to_read(level, quality), "", *measured_section(measured)]
     pooled = speed[speed["text"] == POOLED]
     if pooled.empty:
         return "\n".join([*lines, "Not run: the table of speed has no rows over all texts.", ""])
@@ -60,8 +65,8 @@ def how_to_read(level: str, quality: pd.DataFrame) -> list[str]:
         "Each table answers for one host, link and model: the fastest policy whose output is exactly the model's, and "
         f"the fastest of those that cost at most {limits} % of token perplexity. A policy counts as within a limit "
         f"only where the upper end of its {level} interval is, so a loss that is merely not known well does not pass; "
-        "an exact policy passes every limit. Every speed is modelled: the mean time a token over all texts, by the "
-        "simulator on the host's constants; speedup "
+        "an exact policy passes every limit. Speeds under `Measured` are the engine's own; every other speed is "
+        "modelled: the mean time a token over all texts, by the simulator on the host's constants. Speedup "
         f"is against {BASELINE} at the same budget on the same host, with its interval. Constants are measured by a "
         "probe, or `modelled`: taken from documents. The loss is that of the decisions that were timed, with "
         "background loads as late as on that host. Policies that know the future, and lossy ones that replaced nothing "
@@ -73,6 +78,31 @@ def how_to_read(level: str, quality: pd.DataFrame) -> list[str]:
     return lines
 
 
+# ---- measured hosts --------------------------------------------------------------------------------------------------
+def measured_section(measured: pd.DataFrame) -> list[str]:
+    """A table for every host, link, model and size, of the engine's own times and the losses of its decisions."""
+    engine = measured[measured["instrument"] == ENGINE] if len(measured) else measured
+    lines = []
+    for (host, link, label, slots), own in engine.groupby(["host", "link", "label", "slots"], sort=False):
+        done = pooled(own).assign(background_inert=False).sort_values("token_s_mean", kind="stable")
+        found = done[done["effect"] & (done["lossless"] | done["delta_percent"].notna())]
+        row = own.iloc[0]
+        rehearsal = f" ({REHEARSAL})" if row["rehearsal"] else ""
+        title = f"### {host} over {link} (link {row['link_status']}), {label}{rehearsal}, {slots}"
+        lines += [title, "", *table_head("measured")]
+        lines.append(line("exact output", found[found["lossless"]]))
+        lines += [line(f"at most {limit:g} %", found[within(found, limit)]) for limit in LIMITS]
+        failed = own[own["status"] != "ok"].drop_duplicates("policy").to_dict("records")
+        lines += ["", *(f"- not measured: {lost['policy']}: {lost['reason']}" for lost in failed)]
+        lines += [""] if failed else []
+    head = "Times of the engine on these machines, on few tokens; losses of the very decisions that were timed."
+    return ["## Measured", "", head, "", *lines] if lines else []
+
+
+def table_head(how: str) -> list[str]:
+    return [f"| wanted | policy | tokens a second ({how}) | speedup | loss |", "|---|---|---|---|---|"]
+
+
 # ---- one host --------------------------------------------------------------------------------------------------------
 def host_lines(rows: pd.DataFrame, quality: pd.DataFrame, slots: str) -> list[str]:
     first = rows.iloc[0]
@@ -82,12 +112,7 @@ def host_lines(rows: pd.DataFrame, quality: pd.DataFrame, slots: str) -> list[st
     ]
     for model, own in rows.groupby("model", sort=False):
         title = model_title(quality, model)
-        lines += [
-            f"{title}:",
-            "",
-            "| wanted | policy | tokens a second (modelled) | speedup | loss |",
-            "|---|---|---|---|---|",
-        ]
+        lines += [f"{title}:", "", *table_head("modelled")]
         found = candidates(own, quality[(quality["model"] == model) & (quality["slots"] == slots)])
         lines.append(line("exact output", found[found["lossless"]]))
         lines += [line(f"at most {limit:g} %", found[within(found, limit)]) for limit in LIMITS]

@@ -21,6 +21,7 @@ from engine.errors import error, main_guard
 from engine.files import sha256, write_text
 from engine.policies import BASELINE
 from evals.figures import POOLED, model_title, ok_rows, read_table, slots_title, without_result
+from evals.measured_tables import ENGINE, pooled, read_errors, read_measured, worst
 
 RETRY = "make retry"
 ABOUT = {
@@ -31,9 +32,19 @@ ABOUT = {
     "claims_by_documents.csv": "Estimates of the claims against the number of documents.",
     "curves.csv": "Miss rates of every eviction over slot budgets, always fetching.",
     "differences.csv": "Share of events in which two bundles execute something else.",
+    "engine_simulator.csv": "Every measured (host, link, model, size, policy): the simulator's error, the bounds.",
+    "measured.csv": "Every measured (host, link, model, size, policy, text): engine and simulator, times and losses.",
     "open_loop.csv": "Counts of lossy policies replayed over recorded routing, beside the emulator's.",
     "speed.csv": "Every (model, policy, slots, host, link, text): modelled time a token, speedup, loss.",
     "quality.csv": "Every (model, policy, slots, text): perplexity, loss with interval, counts.",
+}
+
+
+FURTHEST = {  # columns of engine_simulator.csv
+    "median_ratio": "simulator over engine, median time a token",
+    "p95_ratio": "simulator over engine, 95th percentile",
+    "stall_over_link": "stall over bytes by the link's bandwidth",
+    "token_over_bound": "time a token over bytes computed by memory bandwidth and bytes fetched by the link's",
 }
 
 
@@ -44,6 +55,8 @@ def main() -> None:
     parser.add_argument("--files", nargs="+", required=True, help="pictures and tables to list")
     parser.add_argument("--gates", nargs="*", default=[], help="results/gate/<model>.json")
     parser.add_argument("--texts", nargs="*", default=[], help="results/texts/<text>.json")
+    parser.add_argument("--measured", help="measured.csv")
+    parser.add_argument("--errors", help="engine_simulator.csv")
     parser.add_argument("--out", required=True)
     a = parser.parse_args()
     table = read_table(a.table)
@@ -52,7 +65,9 @@ def main() -> None:
     lines = [f"# {a.title}", "", status_line(lost, absent), ""]
     lines += [f"Model: {model_title(table, model)}" for model in table["model"].unique()]
     if a.texts:
-        lines += ["", *headline(table), *text_lines(texts, table), *gate_lines(a.gates)]
+        measured, errors = read_measured(a.measured), read_errors(a.errors)
+        lines += ["", *headline(table), *measured_lines(measured, errors)]
+        lines += [*text_lines(texts, table), *gate_lines(a.gates)]
     lines += [*([] if a.texts else [""]), *lost_lines(lost), *file_lines(a.files, Path(a.out).parent)]
     write_text(a.out, "\n".join(lines) + "\n")
     if len(lost) or absent:
@@ -120,6 +135,32 @@ def headline_row(policy: str, row: dict | None, width: int) -> str:
     shares = (row["substituted_share"], row["substituted_mass"], row["miss_rate"])
     inert = "  background inert" if row["background_inert"] else ""
     return f"{policy:{width}}  {loss:31}  {seen:>6}  " + "  ".join(f"{share:11.4f}" for share in shares) + inert
+
+
+def measured_lines(measured: pd.DataFrame, errors: pd.DataFrame) -> list[str]:
+    """Which hosts were measured, how far engine and simulator are apart, and how near the engine is to its bounds."""
+    lines = ["## Measured hosts", ""]
+    if measured.empty:
+        return [*lines, "- none yet; `snakemake --cores 1 results/measured/local` measures this one", ""]
+    engine = measured[measured["instrument"] == ENGINE]
+    for (host, link, label, slots), own in engine.groupby(["host", "link", "label", "slots"], sort=False):
+        done, policies = pooled(own), own["policy"].nunique()
+        base = done[done["policy"] == BASELINE]
+        line = f"- {host} over {link}, {label}, {slots}: {len(done)} of {policies} policies over all texts"
+        if len(base):
+            row = base.iloc[0]
+            line += f"; {row['documents']:g} documents, {row['tokens']:g} tokens, {row['repeats']:g} runs; "
+            line += f"{BASELINE} {1000 * row['token_s_mean']:.3g} ms a token, {row['stall_share']:.0%} of it stall"
+        lines.append(line)
+    scored = pooled(engine)
+    events, differences = (int(scored[f"rescored_{name}"].sum()) for name in ("events", "differences"))
+    lines.append(f"- decision logs of the timed runs, scored: {events:,} events, {differences:,} decided otherwise")
+    for column, words in FURTHEST.items():
+        row = worst(errors, column)
+        if row is not None:
+            where = f"{row['policy']} over {row['link']} on {row['host']}, {row['model']} {row['size']}"
+            lines.append(f"- {words}: furthest from 1 at {row[column]:.3f} ({where})")
+    return [*lines, ""]
 
 
 def text_lines(texts: list[dict], table: pd.DataFrame) -> list[str]:
