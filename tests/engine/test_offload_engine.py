@@ -21,6 +21,7 @@ from engine.offload_engine import Engine
 from engine.policies import load_policies
 from engine.recheck import Recheck
 from engine.residency import Demand
+from engine.slots import Slots
 from tests.engine.engine_cases import ModelStore
 
 POLICIES = load_policies(Path(__file__).parents[2] / "config" / "policies.tsv")
@@ -231,6 +232,12 @@ def test_a_failed_background_load_is_reported_and_no_slot_claims_it(both, comple
     assert not both.link.journal()["bytes"][~both.link.journal()["foreground"]].any()
     decode(both.model, engine, [text(60, seed=5)])
     check_slots_hold_their_experts(both, engine)
+
+
+def test_all_experts_in_memory_failed_for_want_of_a_staging_buffer(both):
+    """Who fills every slot at once, to score a log, needs no room to stage."""
+    slots = Slots(both.store.layout, layers=2, slots=both.experts, staging=0)
+    assert slots.bytes == 2 * both.experts * both.store.layout.record_bytes
 
 
 @pytest.mark.parametrize("slots", [0, 1, 3, 17])

@@ -7,6 +7,7 @@ The rules are the committed ones, with fewer replicates.
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -32,8 +33,10 @@ from evals.ledger import (
     over_models,
     sign_change,
 )
+from evals.ledger_engine import lift, shown_without_verdict
 from evals.ledger_measures import MEASURES, Speed
 from evals.ledger_quantities import Quantity, interval, ordered, p_value_at, running
+from evals.measured_tables import read_documents as read_measured_documents
 from evals.preregistration import check, load
 from evals.quality import paired_interval
 from evals.records import Scored
@@ -104,6 +107,129 @@ def pair(quality: float, speed: float, noise: float = 0.0) -> dict[str, Scored]:
 
 
 QUALITY, SPEED = "quality_first_against_rule_015", "speed_first_against_first_choice"
+
+
+# ---- measured hosts --------------------------------------------------------------------------------------------------
+HOSTS = {"box": ("a" * 16, 2.7), "other": ("b" * 16, 2.8)}  # fingerprint, speedup of quality_first; the other's + 0.1
+LOSS = {"quality_first": percent(1.0), "speed_first": percent(1.2)}
+
+
+def timed(hosts=HOSTS, models=("reference",), noise: float = 0.002, **changes) -> pd.DataFrame:
+    """Documents of measured hosts as tabulate_measured.py writes them: 4 of every text, 8 tokens, over both links."""
+    rows = []
+    for model, (host, (mark, faster)), (link, status) in itertools.product(
+        models, hosts.items(), (("disk", "measured"), ("sdcard", "throttled"))
+    ):
+        for policy, times in ((RULES.baseline, 1.0), ("quality_first", faster), ("speed_first", faster + 0.1)):
+            rng = np.random.default_rng(len(rows))
+            for text, topic, i in ((text, topic, i) for text, topic in TOPICS.items() for i in range(4)):
+                effect = 8 * LOSS.get(policy, 0.0) * (1 + rng.normal(0, noise))
+                row = {"model": model, "size": "1024x1024", "rehearsal": True, "host": host, "fingerprint": mark}
+                row |= {"link": link, "link_status": status, "policy": policy, "lossless": policy == RULES.baseline}
+                row |= {"slots": RULES.slots, "slots_percent": 25.0, "text": text, "topic": topic, "document": f"d{i}"}
+                row |= {"tokens": 8, "timed_tokens": 7, "time_s": 7 / times * (1 + rng.normal(0, noise))}
+                row |= {"loss_nats": 24.0 + effect, "lossy_without_effect": False, "background_inert": False}
+                rows.append(row | changes)
+    return pd.DataFrame(rows)
+
+
+def measured_speed(documents: pd.DataFrame, path: Path) -> Speed:
+    """Through the file, as the ledger reads it."""
+    documents.to_csv(path, index=False)
+    return replace(NO_SPEED, measured=read_measured_documents(path))
+
+
+def lifted(speed: Speed, rules=ONE, row: str = "P1.7"):
+    return replace(rules, rows=rules.rows | {row: lift(rules.rows[row], speed.measured)})
+
+
+RUN = {"reference": scored({})}
+
+
+def test_no_or_one_measured_host_decides_nothing(tmp_path):
+    row = RULES.rows["P1.7"]
+    assert lift(row, NO_SPEED.measured) is row and shown_without_verdict(row, row, NO_SPEED.measured) == (None, "")
+    speed = measured_speed(timed({"box": HOSTS["box"]}), tmp_path / "d.csv")
+    own = lift(row, speed.measured)
+    assert own.not_run == "1 measured host, the claim is about 2" and own.parts == row.parts
+    found = verdicts("P1.7", RUN, lifted(speed), speed)
+    assert {one.verdict for one in found.values()} == {NOT_RUN} and conclude(list(found.values()))[0] == NOT_RUN
+
+
+def test_the_numbers_of_one_host_are_shown_without_a_verdict(tmp_path):
+    speed = measured_speed(timed({"box": HOSTS["box"]}), tmp_path / "d.csv")
+    row = RULES.rows["P1.7"]
+    shown, reason = shown_without_verdict(row, lift(row, speed.measured), speed.measured)
+    found = {f.part.id: f for f in find_row(shown, ONE, RUN, speed)}
+    assert reason == "1 measured host, the claim is about 2" and len(found) == 2 * len(row.parts)
+    assert found["quality_first_speedup_on_box_disk"].interval.estimate == pytest.approx(2.7, rel=0.01)
+    assert found["speed_first_loss_on_box_sdcard"].interval.estimate == pytest.approx(1.2, rel=0.02)
+
+
+def test_two_measured_hosts_decide_and_each_must_agree(tmp_path):
+    speed = measured_speed(timed(), tmp_path / "d.csv")
+    found = verdicts("P1.7", RUN, lifted(speed), speed)
+    assert len(found) == 2 * len(RULES.rows["P1.7"].parts)
+    assert {one.verdict for one in found.values()} == {SUPPORTED} == {one.direction for one in found.values()}
+    assert conclude(list(found.values())) == (SUPPORTED, None)
+    one = found["reference", "quality_first_speedup_on_other_disk"].finding
+    assert (one.part.host, one.part.link, one.quantity.tokens) == ("other", "disk", 7 * 16)
+
+    speed = measured_speed(timed(HOSTS | {"other": ("b" * 16, 1.5)}), tmp_path / "d.csv")
+    word, why = conclude(list(verdicts("P1.7", RUN, lifted(speed), speed).values()))
+    assert word == REFUTED and "quality_first_speedup_on_other_disk" in why and "box" not in why
+
+
+def test_two_folders_of_one_machine_are_one_host(tmp_path):
+    speed = measured_speed(timed({"box": HOSTS["box"], "again": HOSTS["box"]}), tmp_path / "d.csv")
+    assert lift(RULES.rows["P1.7"], speed.measured).not_run == "1 measured host, the claim is about 2"
+
+
+def test_a_throttled_link_never_decides(tmp_path):
+    speed = measured_speed(timed(), tmp_path / "d.csv")
+    row = lift(RULES.rows["P1.7"], speed.measured)
+    assert {part.link for part in row.parts} == {"disk"}
+    shown, reason = shown_without_verdict(RULES.rows["P1.7"], row, speed.measured)
+    assert {part.link for part in shown.parts} == {"sdcard"} and reason == "a throttled link decides nothing"
+
+
+NOT_RUN_ON_HOSTS = {
+    "a text is missing": (lambda d: d[(d["host"] == "box") | (d["text"] != "bible_test")], "other, disk: bible_test"),
+    "another budget": (lambda d: d.assign(slots_percent=20.0), "another budget than 25 %"),
+    "nothing replaced": (lambda d: d.assign(lossy_without_effect=d["policy"] == "quality_first"), "replaced nothing"),
+    "background is inert": (lambda d: d.assign(background_inert=d["policy"] == "speed_first"), "is inert"),
+    "not scored": (lambda d: d.assign(loss_nats=None), "are not scored"),
+    "other documents": (
+        lambda d: d[(d["policy"] != "quality_first") | (d["document"] != "d0")], "measured on other documents"
+    ),
+    "two sizes": (lambda d: pd.concat([d, d.assign(size="2048x512")]), "at several sizes: 1024x1024, 2048x512"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NOT_RUN_ON_HOSTS)
+def test_what_the_hosts_lack_is_not_run_with_its_reason(name, tmp_path):
+    change, reason = NOT_RUN_ON_HOSTS[name]
+    speed = measured_speed(change(timed()), tmp_path / "d.csv")
+    found = verdicts("P1.7", RUN, lifted(speed), speed)
+    assert any(one.verdict == NOT_RUN and reason in one.reason for one in found.values()), [
+        one.reason for one in found.values()
+    ]
+    assert conclude(list(found.values()))[0] == NOT_RUN
+
+
+def test_the_inflated_size_decides_where_it_was_measured(tmp_path):
+    small = timed({name: (mark, 1.1) for name, (mark, _) in HOSTS.items()}, size="own")
+    both = measured_speed(pd.concat([small, timed()]), tmp_path / "both.csv")
+    assert conclude(list(verdicts("P1.7", RUN, lifted(both), both).values()))[0] == SUPPORTED
+    own = measured_speed(small, tmp_path / "own.csv")
+    assert conclude(list(verdicts("P1.7", RUN, lifted(own), own).values()))[0] == REFUTED
+
+
+@pytest.mark.parametrize("row", ["P1.8", "P1.9", "P2.4", "P2.5"])
+def test_other_claims_are_not_lifted_by_measured_hosts(row, tmp_path):
+    speed = measured_speed(timed(), tmp_path / "d.csv")
+    assert lift(RULES.rows[row], speed.measured) is RULES.rows[row]
+    assert shown_without_verdict(RULES.rows[row], RULES.rows[row], speed.measured) == (None, "")
 
 
 # ---- the verdict of a part -------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from tiny import ROOT, run_script
 
 from engine.files import sha256
 from engine.policies import load_policies
+from evals.measured_tables import DOCUMENT_COLUMNS
 from evals.speed import LOSS, NUMBERS, WORDS
 from evals.standing import of_published
 
@@ -292,6 +293,52 @@ def test_bad_input_is_one_line_and_writes_nothing(tmp_path, name):
     message = run.tabulate(*run.times).message
     assert all(words in message for words in says), message
     assert not any(path.exists() for path in run.out.values())
+
+
+# ---- measured hosts --------------------------------------------------------------------------------------------------
+def measured_documents(hosts: dict[str, str]) -> pd.DataFrame:
+    """As tabulate_measured.py writes them: hosts by fingerprint."""
+    rows, rng = [], np.random.default_rng(3)
+    for host, mark in hosts.items():
+        for policy, faster in (("fetch_lfu_decay", 1.0), ("quality_first", 2.7), ("speed_first", 2.8)):
+            for text, topic in TOPICS.items():
+                for i in range(4):
+                    row = dict.fromkeys(DOCUMENT_COLUMNS, "") | {"model": "reference", "size": "1024x1024"}
+                    row |= {"host": host, "fingerprint": mark, "link": "disk", "link_status": "measured"}
+                    row |= {"policy": policy, "lossless": faster == 1.0, "rehearsal": True, "slots": "s25"}
+                    row |= {"slots_percent": 25.0, "text": text, "topic": topic, "document": f"doc{i}", "tokens": 8}
+                    row |= {"timed_tokens": 7, "time_s": 7 / faster * (1 + rng.normal(0, 0.002))}
+                    row |= {"loss_nats": 24 + 8 * (np.log(1.01) if faster > 1 else 0) * (1 + rng.normal(0, 0.01))}
+                    rows.append(row | {"lossy_without_effect": False, "background_inert": False})
+    return pd.DataFrame(rows)
+
+
+def with_hosts(run: Run, folder: Path, **hosts: str) -> tuple[pd.DataFrame, str]:
+    measured_documents(hosts).to_csv(folder / "hosts.csv", index=False)
+    ended = run.tabulate(*run.times, "--measured-documents", folder / "hosts.csv")
+    assert ended.code == 0, ended.err
+    return run.table(), run.out["claims.md"].read_text(encoding="utf-8")
+
+
+def test_one_measured_host_is_printed_and_decides_nothing(tmp_path):
+    table, page = with_hosts(Run(tmp_path, git=True), tmp_path, box="a" * 16)
+    assert verdict(table, "P1.7") == "not run"
+    own = table[(table["id"] == "P1.7") & (table["host"] == "box")]
+    assert set(own["role"]) == {"shown"} and set(own["verdict"]) == {""} and len(own) == 4
+    row = own[own["part"].str.startswith("quality_first_speedup")].iloc[0]
+    assert float(row["low"]) < float(row["estimate"]) < float(row["high"]) and row["sampled"] == "documents"
+    section = page.split("## P1.7")[1].split("## P1.8")[0]
+    assert "no verdict, and none may be read out of it (1 measured host, the claim is about 2)" in section
+    assert "| reference | s25 | box | disk | speedup: quality_first against fetch_lfu_decay | 2." in section
+    assert "supported" not in section.replace("not supported", "").split("Measured by the engine")[1]
+
+
+def test_two_measured_hosts_fill_the_row(tmp_path):
+    table, page = with_hosts(Run(tmp_path, git=True), tmp_path, box="a" * 16, other="b" * 16)
+    assert verdict(table, "P1.7", "reference") == "supported"
+    assert verdict(table, "P1.7") == "not run" and "reference_b" in page.split("## P1.7")[1].split("## P1.8")[0]
+    parts = table[(table["id"] == "P1.7") & (table["model"] == "reference") & (table["role"] == "primary")]
+    assert set(parts["host"]) == {"box", "other"} and set(parts["verdict"]) == {"supported"}
 
 
 # ---- the answer ------------------------------------------------------------------------------------------------------

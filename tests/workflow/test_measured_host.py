@@ -7,6 +7,7 @@ lost or taken twice. Bad input: whatever is damaged is one line that names file 
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -27,7 +28,7 @@ from measured_cases import (
     rewrite_json,
     rewrite_run,
 )
-from pictures import draw, legible_words, markers
+from pictures import SCRIPTS, draw, legible_words, markers, module
 from safetensors.numpy import load_file
 from tiny import LAYERS, TEST, TOP_K, run_script
 
@@ -400,6 +401,38 @@ def test_measured_points_are_filled_modelled_ones_open_and_all_are_in_the_csv(ca
     lines = [line for ax in figure.axes for line in ax.lines]
     assert all(line.get_markerfacecolor() == line.get_color() for line in lines if line.get_marker() == "D")
     assert {line.get_markerfacecolor() for line in lines if line.get_marker() == "s"} == {"white"}
+
+
+# ---- index and answer ------------------------------------------------------------------------------------------------
+def test_the_index_says_which_hosts_were_measured_and_how_far_the_simulator_is_off(case):
+    index = module(SCRIPTS / "write_index.py")
+    lines = index.measured_lines(table(case), read_errors(case.table("engine_simulator")))
+    text = "\n".join(lines)
+    for size in ("own size", "512x64"):
+        assert (
+            f"- box over disk, tiny, {size}, s50: 4 of 4 policies over all texts; 6 documents, 36 tokens, 2 runs"
+            in text
+        )
+    assert "0 decided otherwise" in text or re.search(r"events, \d+ decided otherwise", text)
+    errors = read_errors(case.table("engine_simulator"))
+    furthest = errors.loc[np.log(errors["median_ratio"]).abs().idxmax()]
+    assert f"median time a token: furthest from 1 at {furthest['median_ratio']:.3f} ({furthest['policy']} over" in text
+    assert "none yet" in "\n".join(index.measured_lines(read_measured(None), read_errors(None)))
+
+
+def test_the_answer_has_a_table_of_every_measured_machine(case):
+    answer = module(SCRIPTS / "write_answer.py")
+    text = "\n".join(answer.measured_section(table(case)))
+    for link, status in (("disk", "measured"), ("sdcard", "throttled")):
+        assert f"### box over {link} (link {status}), tiny, own size (rehearsal: a small embedded model), s50" in text
+    assert text.count("| exact output | fetch_lfu_decay |") == 4 and "(measured)" in text
+    assert answer.measured_section(read_measured(None)) == []
+
+
+def test_publishing_names_the_measured_hosts(case):
+    publish = module(SCRIPTS / "publish.py")
+    assert publish.measured_hosts(case.table("measured")) == ["box"]
+    assert publish.measured_hosts(case.table("nowhere")) == []
 
 
 # ---- import ----------------------------------------------------------------------------------------------------------
