@@ -38,6 +38,8 @@ OF_LINK, OF_STORE = (f"tests/engine/test_{name}.py::" for name in ("link", "stor
 CHECKPOINT, CONVERSION, DIRECT, EXPERT_TENSORS, SKELETON = (
     f"engine/{name}.py" for name in ("checkpoint", "conversion", "direct", "expert_tensors", "skeleton")
 )
+ENGINE, KERNELS, RECHECK = (f"engine/{name}.py" for name in ("offload_engine", "kernels", "recheck"))
+OF_ENGINE, OF_EXPERTS = (f"tests/engine/test_{name}.py::" for name in ("offload_engine", "experts"))
 OF_CHECKPOINT, OF_SKELETON = (f"tests/engine/test_{name}.py::" for name in ("checkpoint", "skeleton"))
 
 
@@ -265,6 +267,45 @@ FAULTS: dict[str, Fault] = {
         "shutil.rmtree(building, ignore_errors=True)",
         "pass",
         OF_STORE + "test_a_disk_that_fills_up_leaves_nothing[third write]",
+    ),
+    # ---- the engine
+    "who_left_at_once_is_read_too": Fault(
+        ENGINE,
+        "                wanted[row] = expert\n",
+        "                wanted.setdefault(row, expert)\n",
+        OF_ENGINE + "test_a_failed_background_load_is_reported_and_no_slot_claims_it[next_step]",
+    ),
+    "due_load_not_waited_for": Fault(
+        ENGINE,
+        "        if self.link.withdraw(transfer):\n            return False\n        if _ended_well(transfer):\n",
+        "        if transfer.state != 'failed':\n",
+        OF_ENGINE + "test_a_load_that_is_due_is_waited_for",
+    ),
+    "failed_load_leaves_its_claim": Fault(
+        ENGINE,
+        "        cancel_load(*(array[layer] for array in self.residency.state), expert)\n",
+        "        complete_load(*(array[layer] for array in self.residency.state), expert)\n",
+        OF_ENGINE + "test_a_failed_background_load_is_reported_and_no_slot_claims_it[real]",
+    ),
+    "prefill_fetches_what_is_here": Fault(
+        ENGINE,
+        "missing = [expert for expert in needed if rows[expert] == NOBODY]",
+        "missing = needed",
+        OF_ENGINE + "test_prefill_is_exact_and_leaves_the_scans_residents[7]",
+    ),
+    "records_taken_for_contiguous_weights": Fault(
+        KERNELS,
+        "        start = rows[k] * stride + o * x.size\n        line = weight[start : start + x.size]\n"
+        "        total = np.float32(0.0)\n        for i in range(x.size):\n            total += line[i]",
+        "        start = (rows[k] * outputs.shape[1] + o) * x.size\n        line = weight[start : start + x.size]\n"
+        "        total = np.float32(0.0)\n        for i in range(x.size):\n            total += line[i]",
+        OF_EXPERTS + "test_a_decoded_token_gets_what_the_stock_experts_give[olmoe-torch.float32]",
+    ),
+    "recheck_believes_the_log": Fault(
+        RECHECK,
+        "            differing += not same",
+        "            differing += 0",
+        OF_ENGINE + "test_recheck_sees_a_forged_log",
     ),
     # ---- experts in place
     "neighbour_read_for_an_expert": Fault(

@@ -129,18 +129,23 @@ def test_all_experts_resident_is_the_stock_model(tiny_moe, family, policy):
 
 @pytest.mark.parametrize("slots", [4, 7, 15])
 def test_prefill_is_exact_and_leaves_the_scans_residents(both, slots):
-    engine = both.engine("speed_first", slots)
-    prompt = text(30)
-    with engine.phase("prefill"):
-        found = both.model(input_ids=torch.tensor([prompt])).logits
-    torch.testing.assert_close(found, both.whole(input_ids=torch.tensor([prompt])).logits, rtol=1e-4, atol=1e-4)
-    for layer in range(both.store.layers):  # each at most once a layer call
-        read = [expert for where, expert in both.store.reads if where == layer]
-        assert len(read) == len(set(read))
+    """Two prompts after one another: in the second some are here, some move to another slot, some come and go."""
+    engine, prompts = both.engine("speed_first", slots), [text(9, seed=8), text(30)]
+    for prompt in prompts:
+        both.store.reads.clear()
+        here = engine.slots.held.copy()
+        with engine.phase("prefill"):
+            found = both.model(input_ids=torch.tensor([prompt])).logits
+        wanted = both.whole(input_ids=torch.tensor([prompt])).logits
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+        for layer in range(both.store.layers):  # each at most once a layer call, and none that is here
+            read = [expert for where, expert in both.store.reads if where == layer]
+            assert len(read) == len(set(read)) and not set(read) & set(here[layer])
     with attach(both.whole) as attachment:
         emulator = Emulator(attachment, POLICIES["speed_first"], slots=slots)
-        with emulator.phase("prefill"):
-            both.whole(input_ids=torch.tensor([prompt]))
+        for prompt in prompts:
+            with emulator.phase("prefill"):
+                both.whole(input_ids=torch.tensor([prompt]))
     np.testing.assert_array_equal(engine.residency.state.slots["expert"], emulator.residency.state.slots["expert"])
     check_slots_hold_their_experts(both, engine)
 
@@ -238,6 +243,24 @@ def test_all_experts_in_memory_failed_for_want_of_a_staging_buffer(both):
     """Who fills every slot at once, to score a log, needs no room to stage."""
     slots = Slots(both.store.layout, layers=2, slots=both.experts, staging=0)
     assert slots.bytes == 2 * both.experts * both.store.layout.record_bytes
+
+
+def test_a_load_that_is_due_is_waited_for(both):
+    """next_step: a background read that is slow holds the next event of its layer up, and nothing wrong is computed."""
+    engine = both.engine("speed_first", 6)
+    read = both.store.read
+
+    def slow_in_the_background(layer, expert, target):
+        if "background" in threading.current_thread().name:
+            time.sleep(0.02)
+        return read(layer, expert, target)
+
+    both.store.read = slow_in_the_background
+    ids = text()
+    timed = decode(both.model, engine, [ids])
+    losses, wanted = emulated(both.whole, "speed_first", 6, ids)
+    assert count(wanted)["background_arrived"] > 0
+    np.testing.assert_allclose(timed.losses, losses, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("slots", [0, 1, 3, 17])
