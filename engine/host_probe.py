@@ -32,7 +32,7 @@ from engine.errors import error
 from engine.files import write_text
 from engine.host_compute import SEED, measure_compute
 from engine.host_facts import MEMORY_FILESYSTEMS, filesystem, fingerprint, machine_facts, software_facts
-from engine.host_sample import number, rounded, sample, spreads, table
+from engine.host_sample import number, other_cores, rounded, sample, spreads, table
 from engine.host_times import SDCARD
 from engine.readers import Readers
 from engine.record import PAGE
@@ -125,7 +125,7 @@ def _throttles_to_keep(path: Path, mark: str) -> dict:
 def measure(folder: Path, threads: int, quick: bool = False) -> dict:
     """facts, probe, compute and links of a profile. UserError where the disk cannot be measured honestly."""
     plan, start = (QUICK if quick else FULL), time.perf_counter()
-    others = _others()
+    others = other_cores()
 
     def say(line: str) -> None:
         print(f"[{time.perf_counter() - start:5.1f} s] {line}", file=sys.stderr, flush=True)
@@ -174,24 +174,6 @@ def measure(folder: Path, threads: int, quick: bool = False) -> dict:
         "compute": {device: compute},
         "links": links,
     }
-
-
-def _others() -> Callable[[], float]:
-    """Starts to watch; called later, it says how many cores other processes kept busy in the mean since then."""
-
-    def used() -> tuple[float, float]:
-        machine, own = psutil.cpu_times(), psutil.Process().cpu_times()
-        return time.perf_counter(), machine.user + getattr(
-            machine, "nice", 0.0
-        ) + machine.system - own.user - own.system
-
-    start, before = used()
-
-    def mean() -> float:
-        now, after = used()
-        return max(0.0, (after - before) / (now - start))
-
-    return mean
 
 
 def _check_quiet(parts: object, other_cores: float, threads: int, cores: int) -> None:

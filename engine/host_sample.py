@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Hashable, Iterator
 
 import numpy as np
+import psutil
 
 ORDER_SEED = 11
 
@@ -32,6 +33,24 @@ def sample(cells: dict[Hashable, Callable[[], float]], seconds: float, repeats: 
         for i in rng.permutation(len(keys)):
             found[keys[i]].append(cells[keys[i]]())
         rounds += 1
+
+
+def other_cores() -> Callable[[], float]:
+    """Starts to watch; called later, it says how many cores other processes kept busy in the mean since then."""
+
+    def used() -> tuple[float, float]:
+        machine, own = psutil.cpu_times(), psutil.Process().cpu_times()
+        return time.perf_counter(), machine.user + getattr(
+            machine, "nice", 0.0
+        ) + machine.system - own.user - own.system
+
+    start, before = used()
+
+    def mean() -> float:
+        now, after = used()
+        return max(0.0, (after - before) / (now - start))
+
+    return mean
 
 
 def median_spread(values: np.ndarray) -> tuple[float, float]:

@@ -166,9 +166,9 @@ class Link:
         size = read_record(self.store, place.layer, place.expert, place.target)
         if self.limits:
             self._hold_back(begin_s, size)
-        self._journal.extend(_entry(begin_s, time.perf_counter(), size, foreground))  # atomic
         if place.arrived:
-            place.arrived()
+            place.arrived()  # a record is in when it is all the way in
+        self._journal.extend(_entry(begin_s, time.perf_counter(), size, foreground))  # atomic
 
     def _hold_back(self, begin_s: float, size: int) -> None:
         with self._booking:

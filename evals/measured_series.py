@@ -59,6 +59,7 @@ class Series:
     scored: dict[str, tuple[int, int]] = field(default_factory=dict)  # by decisions: events, those decided otherwise
     largest_loss_difference: float = math.nan  # of the engine's own losses to the emulator's
     failed_loads: int = 0
+    other_cores: float = math.nan  # that other work on the machine kept busy, in the mean
     reason: str = ""  # what is wrong with other runs of the cell, or why there are no losses
 
     @property
@@ -152,6 +153,7 @@ class MeasuredSize:
             scored,
             float(np.nanmax(gaps)) if len(gaps) > 1 else math.nan,
             sum(len(row["failed_loads"]) for _, row in runs),
+            float(np.mean([row.get("other_cores", math.nan) for _, row in runs])),
             "; ".join(dict.fromkeys(reasons)),
         )
 

@@ -29,7 +29,7 @@ LOSS = ("delta_percent", "delta_percent_low", "delta_percent_high", "detectable_
 SCORED = ("rescored_events", "rescored_differences", "largest_loss_difference")
 MODEL = ("model", "size", "rehearsal", "expert_bytes", "width", "expert_width", "dtype")
 COLUMNS = (*MODEL, *CELL, *MACHINE, "text", "topic", "instrument", *COUNTS, *TIMES, *MASSES, *SPEEDUP, *LOSS, *SCORED)
-COLUMNS += ("null_s", "level", "status", "reason")
+COLUMNS += ("other_cores", "null_s", "level", "status", "reason")
 DOCUMENT_COLUMNS = ("model", "size", "rehearsal", "host", "fingerprint", "link", "link_status", "policy", "lossless")
 DOCUMENT_COLUMNS += ("slots", "slots_percent", "text", "topic", "document", "tokens", "timed_tokens", "time_s")
 DOCUMENT_COLUMNS += ("loss_nats", "lossy_without_effect", "background_inert")
@@ -61,7 +61,7 @@ def read_measured(path: str | Path | None) -> pd.DataFrame:
         to_flags(path, table, name)
     for name in (*TIMES, *COUNTS, *MASSES, *SPEEDUP, *SCORED, "slots_percent", "slots_count", "experts"):
         to_numbers(path, table, name, needed=ok & (name in NEEDED), low=0.0)
-    for name in (*LOSS, "level", "expert_bytes"):
+    for name in (*LOSS, "level", "expert_bytes", "other_cores"):
         to_numbers(path, table, name, needed=False)
     own = table["size"] == "own"
     table["label"] = table["model"] + np.where(own, ", own size", ", " + table["size"])

@@ -391,7 +391,7 @@ def test_measured_points_are_filled_modelled_ones_open_and_all_are_in_the_csv(ca
         "box, sdcard (throttled link): tiny, own size",
     ):
         assert words in every
-    assert "disk: 6 documents, 36 tokens, 2 runs" in every and "s50: 50 % resident (8 of 16 experts)" in every
+    assert "disk: 6 documents, 36 tokens, runs: 2" in every and "s50: 50 % resident (8 of 16 experts)" in every
     written = pd.read_csv(tmp_path / "a.csv")
     assert len(written) == len(SIZES) * len(LINKS) * len(POLICIES) * 2
     drawn = np.array(sorted(markers(figure)))

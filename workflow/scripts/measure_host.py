@@ -14,6 +14,7 @@ import argparse
 import dataclasses
 import json
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,9 @@ from engine.errors import UserError, error, main_guard
 from engine.files import copy, sha256, write_json
 from engine.geometry import Geometry
 from engine.harness import decode, null
+from engine.hook import Attachment
 from engine.host_facts import fingerprint
+from engine.host_sample import other_cores, rounded
 from engine.host_times import Host, Link
 from engine.link import limits_of
 from engine.measured_run import DEMAND, PROFILE, SCHEMA, Cell, check_rates, load_run, records, save_run, size_of
@@ -42,6 +45,7 @@ from evals.simulation import read_host
 ORDER_SEED = 7
 WARM_UP_TOKENS = 16
 NULL_TOKENS = 1000
+TIMED = ("disk", "pcie")  # kinds of links
 
 
 def main() -> None:
@@ -59,15 +63,16 @@ def main() -> None:
         for name, (documents, tokens, _) in wanted.items()
     }
     manifest = read_manifest(a.store)
-    freeze(folder, a.model, size_of(a.width, a.expert_width), manifest.identity, a.host, a.demand)
-    with torch.inference_mode(), OpenModel(a.store, manifest.layout.dtype) as opened:
-        if opened.store.cached:
-            raise error(f"{a.store}: the file system has no O_DIRECT", "reads past the page cache", "move it to a disk")
-        facts = of_model(a, manifest, opened.attachment.top_k) | {
+    with torch.inference_mode(), ExitStack() as stack:
+        kinds = {link.kind for link in links.values()}
+        opened = {kind: open_store(a.store, manifest, kind, host, stack) for kind in kinds}
+        freeze(folder, a.model, size_of(a.width, a.expert_width), manifest.identity, a.host, a.demand)
+        attachment = next(iter(opened.values())).attachment
+        facts = of_model(a, manifest, attachment.top_k) | {
             "host": {"id": host.id, "fingerprint": host.fingerprint, "quick": host.quick},
             "links": {name: of_link(links[name], numbers) for name, numbers in wanted.items()},
             "skipped": skipped,
-            "slots": slot_counts(a.slots, opened),
+            "slots": slot_counts(a.slots, attachment),
             "passages": {name: {i: rows(part) for i, part in own.items()} for name, own in parts.items()},
             "texts": {text.id: {"topic": text.topic, "sha256": text.sha256} for text in texts.values()},
             "policies": {policy.id: as_row(policy) for policy in policies},
@@ -79,10 +84,10 @@ def main() -> None:
                 demand_sha256=sha256(a.demand),
             ),
         }
-        session = Session(opened, facts, folder, texts, parts, policies, load_demand(a.demand))
+        session = Session(facts, folder, texts, parts, policies, load_demand(a.demand))
         for link in links.values():
             for slots_id in facts["slots"]:
-                session.measure(link, slots_id)
+                session.measure(opened[link.kind], link, slots_id)
 
 
 def arguments() -> argparse.Namespace:
@@ -153,8 +158,8 @@ def host_links(host: Host, names: list[str]) -> tuple[dict[str, Link], dict[str,
     for name in names:
         if name not in offered:
             reasons[name] = skipped.get(name, f"no such link in the profile of {host.id}")
-        elif offered[name].kind != "disk":
-            reasons[name] = f"of kind {offered[name].kind}: only disks are timed"
+        elif offered[name].kind not in TIMED:
+            reasons[name] = f"of kind {offered[name].kind}, {' and '.join(TIMED)} alone are timed"
         else:
             links[name] = offered[name]
     for name, reason in reasons.items():
@@ -164,6 +169,15 @@ def host_links(host: Host, names: list[str]) -> tuple[dict[str, Link], dict[str,
             f"links {', '.join(names)} of host {host.id}", f"some of {', '.join(offered)}", "; ".join(reasons.values())
         )
     return links, reasons
+
+
+def open_store(store: str, manifest: Manifest, kind: str, host: Host, stack: ExitStack) -> OpenModel:
+    """The model, its experts on the disk, or in pinned memory before a GPU; kind: of the link."""
+    ram = kind == "pcie"
+    opened = stack.enter_context(OpenModel(store, manifest.layout.dtype, ram=ram, device=host.device.device))
+    if not ram and opened.store.cached:
+        raise error(f"{store}: the file system has no O_DIRECT", "reads past the page cache", "move it to a disk")
+    return opened
 
 
 def of_model(a: argparse.Namespace, manifest: Manifest, top_k: int) -> dict:
@@ -201,11 +215,11 @@ def of_link(link: Link, numbers: list[int]) -> dict:
     )
 
 
-def slot_counts(pairs: list[str], opened: OpenModel) -> dict[str, dict]:
+def slot_counts(pairs: list[str], attachment: Attachment) -> dict[str, dict]:
     found = {}
     for name, _, percent in (pair.partition("=") for pair in pairs):
-        count = slots_from_percent(opened.attachment.experts, float(percent))
-        check_slots(count, opened.attachment.experts, opened.attachment.top_k)
+        count = slots_from_percent(attachment.experts, float(percent))
+        check_slots(count, attachment.experts, attachment.top_k)
         found[name] = {"percent": float(percent), "count": count}
     return found
 
@@ -220,7 +234,6 @@ class Session:
 
     def __init__(
         self,
-        opened: OpenModel,
         facts: dict,
         folder: Path,
         texts: dict[str, Text],
@@ -228,7 +241,7 @@ class Session:
         policies: list[Policy],
         demand,
     ) -> None:
-        self.opened, self.facts, self.folder, self.demand = opened, facts, folder, demand
+        self.facts, self.folder, self.demand = facts, folder, demand
         self.texts, self.parts, self.policies = texts, parts, {policy.id: policy for policy in policies}
         self.plan = [cell for link in facts["links"] for slots in facts["slots"] for cell in self.cells(link, slots)]
         self.null_s = float(np.median(null(NULL_TOKENS)))
@@ -245,42 +258,45 @@ class Session:
                 for text in self.texts:
                     yield Cell(self.facts["model"], self.facts["size"], link, names[i], slots, text, repeat)
 
-    def measure(self, link: Link, slots: str) -> None:
+    def measure(self, opened: OpenModel, link: Link, slots: str) -> None:
         """Every run over this link that is not there yet."""
         left = [cell for cell in self.cells(link.name, slots) if cell not in self.found]
         if not left:
             return
         count = self.facts["slots"][slots]["count"]
-        engine = self.opened.engine(slots=count, demand=self.demand, limits=limits_of(link), name=link.name)
+        engine = opened.engine(slots=count, demand=self.demand, limits=limits_of(link), name=link.name)
         try:
             engine.use(self.policies.get(BASELINE) or next(iter(self.policies.values())), completion="real")
             warm_up = self.parts[link.name][left[0].text][0].ids
-            decode(self.opened.model, engine, [warm_up[: WARM_UP_TOKENS + 1]])
+            decode(opened.model, engine, [warm_up[: WARM_UP_TOKENS + 1]])
             for cell in left:
-                self.found[cell] = self.run(engine, link, cell)
+                self.found[cell] = self.run(opened.model, engine, link, cell)
                 self.write()
                 self.progress.advance()
         finally:
             engine.link.close()
 
-    def run(self, engine, link: Link, cell: Cell) -> dict:
+    def run(self, model, engine, link: Link, cell: Cell) -> dict:
         """One run: its row in the record. Its file is there, whole, or not at all."""
         path = cell.path(self.folder)
         try:
             engine.use(self.policies[cell.policy], completion="real")
             engine.link.clear()
             failed = len(engine.failures)
-            timed = decode(self.opened.model, engine, [part.ids for part in self.parts[cell.link][cell.text]])
+            others = other_cores()
+            timed = decode(model, engine, [part.ids for part in self.parts[cell.link][cell.text]])
             journal = engine.link.journal()
             check_rates(link, journal, str(path))
             if not np.isfinite(timed.losses).all():
                 raise error(f"{path}: losses that are not finite", "finite losses", "check the store (verify)")
-            facts = self.identity(cell) | provenance(failed_loads=json.dumps(engine.failures[failed:]))
+            busy = others()  # by other processes
+            loads = json.dumps(engine.failures[failed:])
+            facts = self.identity(cell) | provenance(failed_loads=loads, other_cores=rounded(busy))
             save_run(path, timed, engine.log(**facts), journal)
         except CELL_FAILURES as exc:
             path.unlink(missing_ok=True)
             return self.row(cell, status="failed", reason=f"{type(exc).__name__}: {' '.join(str(exc).split())}")
-        return self.row(cell, status="ok", sha256=sha256(path), failed_loads=engine.failures[failed:])
+        return self.kept(cell)
 
     def kept(self, cell: Cell) -> dict | None:
         """The row of this very run, where it lies there whole."""
@@ -291,7 +307,10 @@ class Session:
             return None
         if any(found.get(name) != value for name, value in self.identity(cell).items()):
             return None
-        return self.row(cell, status="ok", sha256=sha256(path), failed_loads=json.loads(found["failed_loads"]))
+        facts = {"failed_loads": json.loads(found["failed_loads"])}
+        if "other_cores" in found:
+            facts["other_cores"] = float(found["other_cores"])
+        return self.row(cell, status="ok", sha256=sha256(path), **facts)
 
     def identity(self, cell: Cell) -> dict[str, str]:
         """What a run is of; one that agrees in all of it need not be taken again."""

@@ -211,7 +211,7 @@ def over(own: pd.DataFrame) -> list[str]:
     """Tokens and runs over each link."""
     rows = own[(own["instrument"] == ENGINE) & (own["text"] == POOLED) & (own["status"] == "ok")]
     found = [
-        f"{row['link']}: {row['documents']:g} documents, {row['tokens']:g} tokens, {row['repeats']:g} runs"
+        f"{row['link']}: {row['documents']:g} documents, {row['tokens']:g} tokens, runs: {row['repeats']:g}"
         for row in rows.drop_duplicates("link").to_dict("records")
     ]
     return found or ["No result over all texts"]

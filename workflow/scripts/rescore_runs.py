@@ -100,10 +100,10 @@ def score(
     recheck = Recheck(opened.attachment, run.log, policy, slots=slots, demand=demand)
     losses = []
     for document in passages_again(texts, cell.text, record, record["passages"][cell.link][cell.text], bos):
-        ids = torch.tensor([document])
+        ids = torch.tensor([document], device=opened.model.device)
         with recheck.phase("decode"):
             logits = opened.model(input_ids=ids[:, :-1], use_cache=False).logits[0].float()  # [T, V]
-        losses.append(torch.nn.functional.cross_entropy(logits, ids[0, 1:], reduction="none").numpy())
+        losses.append(torch.nn.functional.cross_entropy(logits, ids[0, 1:], reduction="none").cpu().numpy())
     if not recheck.finished:
         raise error(f"a log of {len(run.log.executed)} tokens", "the tokens of its passages", "measure it again")
     return count(run.log) | {"differences": recheck.differences()}, np.concatenate(losses)

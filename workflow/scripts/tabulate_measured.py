@@ -256,6 +256,7 @@ def times(own: list[Series]) -> dict:
         "miss_rate": 1 - counts["hits"] / demands,
         **{name: counts[name] for name in (*COUNTS, *MASSES)},
         "failed_loads": sum(series.failed_loads for series in own),
+        "other_cores": np.mean([series.other_cores for series in own]),
         "rescored_events": sum(events for events, _ in scored.values()) if scored else None,
         "rescored_differences": sum(differences for _, differences in scored.values()) if scored else None,
         "largest_loss_difference": max(gaps) if gaps else None,

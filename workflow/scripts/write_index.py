@@ -155,6 +155,8 @@ def measured_lines(measured: pd.DataFrame, errors: pd.DataFrame) -> list[str]:
     scored = pooled(engine)
     events, differences = (int(scored[f"rescored_{name}"].sum()) for name in ("events", "differences"))
     lines.append(f"- decision logs of the timed runs, scored: {events:,} events, {differences:,} decided otherwise")
+    if engine["other_cores"].notna().any():
+        lines.append(f"- other work kept at most {engine['other_cores'].max():.2g} cores busy during a policy's runs")
     for column, words in FURTHEST.items():
         row = worst(errors, column)
         if row is not None:
