@@ -40,7 +40,7 @@ from engine.record import PAGE
 BESIDE_BYTES = 4_194_304  # record that keeps a link busy beside compute
 NOISY_SPREAD, NOISY_SHARE, HOPELESS_SPREAD = 0.5, 0.1, 20.0  # of a full probe: the machine was busy
 SHARED_CORES = 0.25  # a thread may lose so much of its core
-LIMIT_MARGIN = 1.25  # a profile's limit over the best it measured
+LIMIT_MARGIN = 1.5  # a limit over the best it measured: a virtual disk has better days, the page cache is far beyond
 SDCARD_LINK = {
     "kind": "disk",
     "of": "disk",

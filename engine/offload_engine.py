@@ -147,8 +147,9 @@ class Engine(PhasedHandler):
         slots = self.residency.state.experts[layer]["slot"][executed[kept]]
         rows = self.slots.row_of_slot[layer, slots]
         output = self._compute(call, rows, decided.weights[0][kept])
-        for move in moves[moves["cause"] == ISSUED]:
-            self._issue(layer, int(move["slot"]), int(move["expert"]))
+        for _step, expert, slot, _victim, cause in moves.tolist():
+            if cause == ISSUED:
+                self._issue(layer, slot, expert)
         return output
 
     def _compute(self, call: Call, rows: np.ndarray, weights: np.ndarray) -> torch.Tensor:
@@ -195,11 +196,10 @@ class Engine(PhasedHandler):
         """Wait until everything that this event runs is there."""
         began, loads = time.perf_counter(), self._loads[layer]
         wanted: dict[int, int] = {}  # by row: who arrives in an event may leave in it for one that is fetched
-        for move in moves[moves["cause"] != ISSUED]:
-            expert = int(move["expert"])
-            row = int(self.slots.row_of_slot[layer, move["slot"]])
-            if move["cause"] == FETCHED or (expert in loads and not self._there(layer, expert, loads.pop(expert))):
-                wanted[row] = expert
+        for _step, expert, slot, _victim, cause in moves.tolist():
+            due = cause != ISSUED and expert in loads  # promoted, or to be there by now
+            if cause == FETCHED or (due and not self._there(layer, expert, loads.pop(expert))):
+                wanted[int(self.slots.row_of_slot[layer, slot])] = expert
         if wanted:
             self._read(list(wanted.items()), layer)
         self.stalled_s += time.perf_counter() - began

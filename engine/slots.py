@@ -39,6 +39,8 @@ class Slots:
         self.layout, self.slots, self.device = layout, slots, device
         self._buffers = [self._buffer(slots) for _ in range(layers)]
         self._staging = self._buffer(staging)
+        # of a CPU: every row's memory, looked up and not made for every read
+        self._targets = [list(map(memoryview, buffer.numpy())) for buffer in self._buffers] if device == "cpu" else []
         self.parameters = [layout.views(buffer) for buffer in self._buffers]  # by layer: name: [S, ...]
         self.staged = layout.views(self._staging)  # name: [staging, ...]
         self.staging = staging
@@ -67,6 +69,8 @@ class Slots:
 
     def place(self, layer: int, row: int, expert: int) -> Place:
         """Where a link is to bring an expert that a row is to hold."""
+        if self._targets:
+            return Place(layer, expert, self._targets[layer][row])
         return self._place(layer, expert, self._buffers[layer][row])
 
     def stage(self, number: int, layer: int, expert: int) -> Place:

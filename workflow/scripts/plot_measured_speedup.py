@@ -162,7 +162,7 @@ def set_scales(panels: list[Panel], points: pd.DataFrame) -> None:
             ax.set_ylabel(f"speedup against\n{BASELINE}")
     axis = panels[0].ax.xaxis
     axis.set_label_text(LOSS_LABEL)
-    set_loss_scale(axis, points.reindex(columns=[*LOSS[:3]]).astype(float))
+    set_loss_scale(axis, points.reindex(columns=[*LOSS[:3]]).astype(float), steps=(1,))
     text = axis.get_label_text()
     for panel in panels:
         panel.ax.set_xlabel(text if panel.last else "")
