@@ -26,9 +26,12 @@ _WIDE = 128  # forced tokens a pass where the handler can: bounds the logits tha
 def generate(
     model, handler: PhasedHandler, prompt: Sequence[int], *, max_new_tokens: int, stop: int | None = None
 ) -> Iterator[int]:
-    """Yield up to `max_new_tokens` token ids; a yielded `stop` is the last. One sequence, KV cache kept."""
+    """Yield up to `max_new_tokens` token ids; a yielded `stop` is the last. UserError on NaN. KV cache kept."""
     output = _prefill(model, handler, prompt)
     for left in reversed(range(max_new_tokens)):
+        if output.logits[0, -1].isnan().any():
+            found = "logits that are no numbers"
+            raise error(found, "finite weights", "find the weight: python -m engine.offload verify FOLDER")
         token = output.logits[0, -1].argmax()
         yield int(token)
         if int(token) == stop or not left:

@@ -168,7 +168,7 @@ def _save(tensors: dict[str, torch.Tensor], path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m engine.inflate", description=__doc__.splitlines()[0])
     parser.add_argument("--model", required=True, help="plain Hugging Face folder of a qwen3_moe")
     parser.add_argument("--width", type=int, help="D: its own times a power of four; default its own")
     parser.add_argument("--expert-width", type=int, help="F: at least its own; default its own")

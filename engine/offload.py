@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from engine.demand import load_demand
+from engine.demand import demand_facts, load_demand
 from engine.errors import error, main_guard, nearest
 from engine.host_times import Affine
 from engine.log import count
@@ -43,7 +43,10 @@ def main() -> None:
     one.add_argument("--slots", required=True, help="a layer: 64, or 25%% of its experts")
     one.add_argument("--prompt", required=True)
     one.add_argument("--max-new-tokens", type=int, default=64)
-    one.add_argument("--demand", help="calibration for the warm start; default: cold, no expert resident")
+    one.add_argument(
+        "--demand",
+        help="calibration for the warm start; default: cold, lossy at any --slots",
+    )
     one.add_argument("--link", default="disk", help="disk, sdcard (throttled to one) or ram; default disk")
     one.add_argument("--dtype", choices=DTYPES, help="default: the store's own, or what config.json says")
     one.add_argument("--completion", default="real", choices=("next_step", "real"), help="of background loads")
@@ -52,7 +55,7 @@ def main() -> None:
     two.add_argument("--model", required=True, help="a checkpoint folder")
     two.add_argument("--out", required=True, help="a folder that does not exist yet")
     two.add_argument("--dtype", choices=DTYPES, help="default: what config.json says")
-    three = commands.add_parser("verify", help="every record of a packed store against its checksum")
+    three = commands.add_parser("verify", help="a packed store against its checksums, a checkpoint for NaN in experts")
     three.add_argument("store")
     a = parser.parse_args()
     {"generate": generate_text, "pack": pack_model, "verify": verify_store}[a.command](a)
@@ -69,10 +72,28 @@ def pack_model(a: argparse.Namespace) -> None:
 
 
 def verify_store(a: argparse.Namespace) -> None:
-    from engine.store import verify
+    from engine.store import is_packed, verify
 
-    verify(Path(a.store), progress=_progress("verify"))
-    print(f"{a.store}: every record is what was packed")
+    if is_packed(a.store):
+        verify(Path(a.store), progress=_progress("verify"))
+        print(f"{a.store}: every record is what was packed")
+    else:
+        _verify_checkpoint(Path(a.store))
+        print(f"{a.store}: every expert is there and finite")
+
+
+def _verify_checkpoint(folder: Path) -> None:
+    """Read every expert in place; UserError names the first that is not finite."""
+    from engine.checkpoint import CheckpointStore
+    from engine.record import check_finite, page_aligned
+
+    with CheckpointStore(folder, model_dtype(folder, None)) as store:
+        record, tell = page_aligned(1, store.layout.record_bytes)[0], _progress("verify")
+        for layer in range(store.layers):
+            for expert in range(store.experts):
+                store.read(layer, expert, memoryview(record.numpy()))
+                check_finite(store.layout, record, store.name(layer, expert))
+                tell(layer * store.experts + expert + 1, store.layers * store.experts)
 
 
 def _progress(title: str):
@@ -94,6 +115,14 @@ def find_link(name: str) -> Affine | None:
     if name not in links:
         raise error(f"link '{name}'", "a link that every host has", nearest(name, links))
     return links[name]
+
+
+def check_demand(path: str | Path, folder: str | Path) -> None:
+    """UserError where a calibration is of other weights than a packed store or an inflated model says it computes."""
+    says = any((Path(folder) / name).is_file() for name in ("store.json", "inflation.json"))
+    ours, theirs = weights_hash(folder) if says else None, demand_facts(path).get("model")
+    if ours and theirs and ours != theirs:
+        raise error(f"{path} is of model {theirs}", f"{ours}, as in {folder}", "calibrate on this model")
 
 
 def model_dtype(folder: str | Path, name: str | None):
@@ -119,6 +148,8 @@ def model_dtype(folder: str | Path, name: str | None):
 def generate_text(a: argparse.Namespace) -> None:
     policy = find_policy(load_policies(a.policies), a.policy)
     demand = load_demand(a.demand) if a.demand else None
+    if a.demand:
+        check_demand(a.demand, a.model)
     for name, value in (("--max-new-tokens", a.max_new_tokens), ("--threads", a.threads)):
         if value is not None and value < 1:
             raise error(f"{name} {value}", "1 or more", "choose another number")
@@ -137,6 +168,7 @@ def generate_text(a: argparse.Namespace) -> None:
         slots = parse_slots(a.slots, opened.attachment.experts)
         engine = opened.engine(slots=slots, demand=demand, limits=limits, name=a.link)
         engine.use(policy, completion=a.completion)
+        _compile(opened.model, engine)
         engine.link.clear()
         ids = tokenizer(a.prompt, add_special_tokens=False)["input_ids"]
         if tokenizer.bos_token_id is not None:
@@ -152,6 +184,17 @@ def generate_text(a: argparse.Namespace) -> None:
             print(tokenizer.decode(tokens)[len(before) :], end="", flush=True)
         print(flush=True)
         print(json.dumps(_summary(engine, opened.store, np.diff(dates), np.diff(stalled)), allow_nan=False), flush=True)
+
+
+def _compile(model, engine) -> None:
+    """One token decoded and forgotten: what is compiled on first use takes ten seconds, and is no speed of a token."""
+    import torch
+
+    with torch.inference_mode(), engine.phase("decode"):
+        model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=model.device), use_cache=False)
+    engine.restart()
+    engine.clear_log()
+    engine.stalled_s = 0.0
 
 
 def _summary(engine, store, token_s: np.ndarray, stall_s: np.ndarray) -> dict:

@@ -198,7 +198,10 @@ class Engine(PhasedHandler):
         wanted: dict[int, int] = {}  # by row: who arrives in an event may leave in it for one that is fetched
         for _step, expert, slot, _victim, cause in moves.tolist():
             due = cause != ISSUED and expert in loads  # promoted, or to be there by now
-            if cause == FETCHED or (due and not self._there(layer, expert, loads.pop(expert))):
+            here = due and self._there(layer, expert, loads[expert])
+            if due:
+                del loads[expert]  # only now: an interrupted wait leaves it to restart()
+            if not here and (due or cause == FETCHED):
                 wanted[int(self.slots.row_of_slot[layer, slot])] = expert
         if wanted:
             self._read(list(wanted.items()), layer)
@@ -228,8 +231,9 @@ class Engine(PhasedHandler):
 
     # ---- prefill -----------------------------------------------------------------------------------------------------
     def _prefill(self, call: Call) -> torch.Tensor:
-        layer = call.layer
+        layer, began = call.layer, time.perf_counter()
         self._settle_loads(layer)
+        self.stalled_s += time.perf_counter() - began
         self._decide(call, self._prefill_rule)
         needed = torch.unique(call.index).tolist()
         rows = self.slots.rows_of(layer, self._attachment.experts)
@@ -240,9 +244,12 @@ class Engine(PhasedHandler):
             to_read = self.slots.arrange(layer, np.where(state["expert"] >= 0, state["expert"], state["load"]))
         else:
             output, to_read = self._prefill_in_parts(call, needed, rows, state)
-        for row, expert in to_read:  # loads that this scan has issued
-            self.slots.held[layer, row] = expert
-            self._loads[layer][expert] = self.link.issue(self.slots.place(layer, row, expert))
+        arrived = set(state["expert"].tolist())  # a load may have been issued and completed within the scan
+        self._read([(row, expert) for row, expert in to_read if expert in arrived], layer)
+        for row, expert in to_read:
+            if expert not in arrived:
+                self.slots.held[layer, row] = expert  # on its way
+                self._loads[layer][expert] = self.link.issue(self.slots.place(layer, row, expert))
         return output
 
     def _prefill_in_parts(self, call: Call, needed: list[int], rows: np.ndarray, state: np.ndarray):

@@ -1,6 +1,6 @@
 """A model whose experts wait in a store: opened, attached, and given an engine.
 
-    with open_model("results/packed/reference", torch.bfloat16) as opened:
+    with OpenModel("results/packed/reference/own", torch.float32) as opened:
         engine = opened.engine(slots=64, demand=demand, limits=None)
         engine.use(policy, completion="real")
 

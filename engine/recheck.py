@@ -2,7 +2,9 @@
 
 The log is forced upon the model, so the text's losses are those of the decisions that were timed. While it runs, every
 router's output is noted; afterwards the decision is made anew from it, loads arriving when the log says. In float32 no
-event may differ. In bfloat16 a wide pass and cached decoding round differently, and some events do.
+event may differ. In bfloat16 a wide pass and cached decoding round differently: near ties are chosen otherwise, what is
+resident follows, and a third of the events may differ. A background load that failed is no move of the log, so a run
+with failed loads cannot be decided again.
 
     recheck = Recheck(attachment, log, policy, slots=64, demand=demand)
     with recheck.phase("decode"):
@@ -46,8 +48,12 @@ class Recheck(Replayer):
         return super()._experts(call)
 
     def differences(self) -> int:
-        """Events whose kinds or executed experts another decision would have made, of `log.events`."""
-        return sum(self._layer(layer) for layer in range(self.residency.layers))
+        """Events whose kinds or executed experts another decision would have made, of `log.events`. Once a log."""
+        if not self._seen:
+            raise RuntimeError("the log was decided again already")
+        found = sum(self._layer(layer) for layer in range(self.residency.layers))
+        self._seen = []
+        return found
 
     def _layer(self, layer: int) -> int:
         arrivals = defaultdict(list)

@@ -86,9 +86,12 @@ class Slots:
             return Place(layer, expert, memoryview(record.numpy()))
         source = self._pinned(layer, expert) if self._pinned else self._bounce()
 
+        free = torch.cuda.current_stream().record_event()  # what was computed from this record so far
+
         def copy_on() -> None:
             done = torch.cuda.Event()
             with torch.cuda.stream(self._stream):
+                self._stream.wait_event(free)
                 record.copy_(source, non_blocking=True)
                 done.record()
             done.synchronize()

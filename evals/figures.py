@@ -182,7 +182,7 @@ def frame(title: str, text: str, handles: list, width: float, height: float) -> 
     figure.suptitle(f"{title}\n ", x=0.01, ha="left", fontsize=10, fontweight="bold")  # the legend takes line two
     place = {"loc": "upper left", "bbox_to_anchor": (0.01, 1 - 19 / 72 / height), "borderaxespad": 0, "borderpad": 0}
     figure.legend(handles=handles, ncols=12, **place)
-    lines = [line for part in text.split("\n") for line in textwrap.wrap(part, int(width * 19))]
+    lines = [line for part in text.split("\n") for line in textwrap.wrap(part, int(width * 18))]
     figure.supxlabel("\n".join(lines), x=0.01, ha="left", fontsize=7, color="#333333")
     return figure
 

@@ -24,7 +24,7 @@ from engine.files import sha256
 from engine.hook import attach
 from engine.link import Link
 from engine.log import DecisionLog
-from engine.offload import RAM, find_link, model_dtype
+from engine.offload import RAM, check_demand, find_link, model_dtype
 from engine.offload_engine import Engine
 from engine.offload_model import OpenModel
 from engine.policies import Policy, find_policy, load_policies
@@ -74,7 +74,8 @@ class ModelArgs:
     chat_template_args: dict[str, Any] | None = None
 
 
-OF_INSTRUMENT = {"completion": "offload", "delay": "emulator", "link": "offload"}  # arguments that one alone reads
+# arguments that one alone reads
+OF_INSTRUMENT = {"completion": "offload", "delay": "emulator", "link": "offload", "revision": "emulator"}
 HFLM_ARGS = ("max_length", "think_end_token", "enable_thinking", "chat_template_args")
 
 
@@ -131,7 +132,7 @@ def offload(args: ModelArgs) -> tuple[Any, Handler]:
     demand = None if args.demand == COLD else load_demand(args.demand)
     torch.set_num_threads(args.threads or usable_cores())
     dtype = model_dtype(args.pretrained, None if args.dtype == "auto" else args.dtype)
-    opened = OpenModel(args.pretrained, dtype, ram=args.link == RAM)
+    opened = OpenModel(args.pretrained, dtype, ram=args.link == RAM, device=_device(args.device).partition(":")[0])
     slots = parse_slots(args.slots, opened.attachment.experts)
     link = Link(opened.store, limits=limits, name=args.link)
     engine = _Answering(opened.attachment, link, slots=slots, demand=demand)
@@ -165,7 +166,9 @@ def identity(args: ModelArgs) -> dict[str, Any]:
     if args.demand == COLD:
         return facts | {"start": COLD}
     of_demand = demand_facts(args.demand).get("model")
-    if of_demand != model and not packed:  # a store does not say of which checkpoint it was packed
+    if packed:  # keyed by its own identity, calibrated as what was packed
+        check_demand(args.demand, args.pretrained)
+    elif of_demand != model:
         found = f"{args.demand} is of model {of_demand}"
         raise error(found, f"{model}, as in {args.pretrained}", f"calibrate on this model, or say demand={COLD}")
     return facts | {"start": "warm", "demand_sha256": sha256(args.demand)}

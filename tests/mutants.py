@@ -293,6 +293,12 @@ FAULTS: dict[str, Fault] = {
         "missing = needed",
         OF_ENGINE + "test_prefill_is_exact_and_leaves_the_scans_residents[7]",
     ),
+    "load_that_arrived_in_a_prefill_only_issued": Fault(
+        ENGINE,
+        'arrived = set(state["expert"].tolist())',
+        "arrived = set()",
+        OF_ENGINE + "test_a_load_issued_and_completed_within_a_prefill_is_read[next_step]",
+    ),
     "records_taken_for_contiguous_weights": Fault(
         KERNELS,
         "        start = rows[k] * stride + o * x.size\n        line = weight[start : start + x.size]\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 from pathlib import Path
@@ -44,10 +45,10 @@ class Both:
         self.store = ModelStore(self.attachment.layers)
         self.experts, self.top_k = self.attachment.experts, self.attachment.top_k
 
-    def engine(self, policy: str, slots: int, completion="next_step", demand=None) -> Engine:
+    def engine(self, policy: str, slots: int, completion="next_step", demand=None, **changes) -> Engine:
         self.link = Link(self.store, readers=2)
         engine = Engine(self.attachment, self.link, slots=slots, demand=demand)
-        engine.use(POLICIES[policy], completion=completion)
+        engine.use(dataclasses.replace(POLICIES[policy], **changes), completion=completion)
         return engine
 
 
@@ -148,6 +149,25 @@ def test_prefill_is_exact_and_leaves_the_scans_residents(both, slots):
                 both.whole(input_ids=torch.tensor([prompt]))
     np.testing.assert_array_equal(engine.residency.state.slots["expert"], emulator.residency.state.slots["expert"])
     check_slots_hold_their_experts(both, engine)
+
+
+@pytest.mark.parametrize("completion", ["next_step", "real"])
+def test_a_load_issued_and_completed_within_a_prefill_is_read(both, completion):
+    """What decoding left waiting may be queued by a prefill's scan, and be due before the scan ends."""
+    engine = both.engine("speed_first", 5, completion, beta=0.05)
+    read = both.store.read
+
+    def slow_in_the_background(layer, expert, target):
+        if "background" in threading.current_thread().name:
+            time.sleep(0.005)
+        return read(layer, expert, target)
+
+    both.store.read = slow_in_the_background
+    for turn in range(40):
+        decode(both.model, engine, [text(9, seed=20 + turn)])
+        with engine.phase("prefill"):
+            both.model(input_ids=torch.tensor([text(2 + turn % 2, seed=40 + turn)]))
+        check_slots_hold_their_experts(both, engine)
 
 
 @pytest.mark.parametrize("completion", ["next_step", "real"])

@@ -101,7 +101,8 @@ def runs(names) -> set[str]:
 
 # ---- killed ----------------------------------------------------------------------------------------------------------
 def test_a_killed_measurement_keeps_its_finished_runs_and_leaves_no_half_of_one(story):
-    assert len(runs(story.killed)) == KILLED_AFTER == len(story.record["cells"])
+    own = {name for name in runs(story.killed) if "/own/" in name}  # the other size may have been measured before
+    assert len(own) == KILLED_AFTER == len(story.record["cells"])
     assert story.record["planned"] == RUNS
     assert not [name for name in story.killed if ".tmp" in name]
 
