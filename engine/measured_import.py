@@ -46,6 +46,7 @@ from engine.measured_run import (
     records,
 )
 from engine.policies import Policy, parse_row
+from engine.record import PAGE
 
 NOT_A_NAME = "local"  # every machine's own, until it is given one
 VERSIONS = ("torch", "transformers", "numpy", "numba")
@@ -157,6 +158,14 @@ def _check_header(path: Path, host: Host, record: dict) -> None:
     held = tuple(record["host"][name] for name in ("id", "fingerprint", "quick"))
     if held != own:
         raise error(f"{path}: host {held}", f"{own}, as in {PROFILE}", AGAIN)
+    says = record["geometry"] or {}
+    for name in ("dtype", "expert_bytes", "experts", "layers", "top_k"):
+        if says.get(name, record[name]) != record[name]:
+            raise error(f"{path}: {name} {record[name]}", f"{says[name]}, as its geometry says", AGAIN)
+    room = record["record_bytes"] - record["expert_bytes"]
+    if record["record_bytes"] % PAGE or not 0 <= room < 2 * PAGE:
+        found = f"{path}: experts of {record['expert_bytes']} bytes in records of {record['record_bytes']}"
+        raise error(found, f"whole pages of {PAGE} bytes that just hold them", AGAIN)
     missing = [name for name in VERSIONS if f"{name}=" not in record["provenance"]["versions"]]
     if missing:
         raise error(f"{path}: no version of {', '.join(missing)}", "all that the numbers depend on", AGAIN)

@@ -536,6 +536,11 @@ FORGED = {
     ),
     "two sets of weights": (in_record(lambda record: record["provenance"].update(model="x")), ["tiny of x"]),
     "a store that no run was read from": (in_record(lambda record: record["provenance"].update(store="x")), ["store "]),
+    "a dtype that is not its geometry's": (in_record(lambda record: record.update(dtype="float16")), ["dtype float16"]),
+    "experts of another size": (in_record(lambda record: record.update(expert_bytes=1)), ["expert_bytes 1; expected"]),
+    "records that are no pages": (
+        in_record(lambda record: record.update(record_bytes=record["record_bytes"] + 1)), ["whole pages of 4096"]
+    ),
     "no versions": (in_record(lambda record: record["provenance"].update(versions="torch=2")), ["no version of tr"]),
     "not finished": (in_record(lambda record: record["cells"].pop()), ["23 of 24 runs", "results/measured/box"]),
     "a cell twice": (in_record(lambda r: r["cells"].__setitem__(1, r["cells"][0])), ["a cell twice"]),
