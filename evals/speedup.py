@@ -25,5 +25,5 @@ def speedup(parts: Sequence[Part], **options) -> dict[str, float]:
     found = paired_interval([(t, c, base_s / (ratio * mean), own_s / mean) for t, c, base_s, own_s in parts], **options)
     if found.low is None:
         return {"speedup": ratio}
-    low, high = np.exp(np.clip([found.low, found.high], -50, 50))  # a few documents know next to nothing
+    low, high = np.exp(np.clip([found.low, found.high], -20, 20))  # few documents know next to nothing
     return {"speedup": ratio, "speedup_low": ratio * low, "speedup_high": ratio * high}

@@ -90,6 +90,7 @@ rule tabulate_speed:
         "evals/quality.py",
         "evals/records.py",
         "evals/simulation.py",
+        "evals/speedup.py",
         "evals/stats.py",
         script="workflow/scripts/tabulate_speed.py",
         records=RECORDS,
