@@ -13,11 +13,24 @@ from __future__ import annotations
 import numba
 import numpy as np
 import torch
-from numba import njit, prange
+from numba import njit, prange, types
+from numba.extending import overload
 
 _BLOCK = 64  # outputs a thread takes at once: many to a thread, and each long enough to be worth waking one
 _WAKING_BYTES = 1 << 21  # fewer are read by the calling thread while another would wake up
+DTYPES = (torch.bfloat16, torch.float32)
 _OPTIONS = {"cache": True, "fastmath": True, "nogil": True}  # fastmath: sums in vectors
+
+
+def _number(x):
+    """An element as float32; a bfloat16 comes as uint16, the upper half of one."""
+
+
+@overload(_number, inline="always")
+def _number_of_type(x):
+    if isinstance(x, types.Integer):
+        return lambda x: np.uint32(np.uint32(x) << np.uint32(16)).view(np.float32)
+    return lambda x: x
 
 
 @njit(inline="always")
@@ -27,8 +40,7 @@ def _jobs(outputs):
 
 
 @njit(inline="always", fastmath=True)
-def _bfloat16_block(weight, stride, rows, inputs, outputs, job):
-    """weight: uint16, the upper halves of float32 numbers."""
+def _block(weight, stride, rows, inputs, outputs, job):
     blocks = (outputs.shape[1] + _BLOCK - 1) // _BLOCK
     k, first = job // blocks, job % blocks * _BLOCK
     x = inputs[min(k, inputs.shape[0] - 1)]
@@ -37,58 +49,27 @@ def _bfloat16_block(weight, stride, rows, inputs, outputs, job):
         line = weight[start : start + x.size]
         total = np.float32(0.0)
         for i in range(x.size):
-            total += np.uint32(np.uint32(line[i]) << np.uint32(16)).view(np.float32) * x[i]
+            total += _number(line[i]) * x[i]
         outputs[k, o] = total
 
 
-@njit(inline="always", fastmath=True)
-def _float32_block(weight, stride, rows, inputs, outputs, job):
-    blocks = (outputs.shape[1] + _BLOCK - 1) // _BLOCK
-    k, first = job // blocks, job % blocks * _BLOCK
-    x = inputs[min(k, inputs.shape[0] - 1)]
-    for o in range(first, min(first + _BLOCK, outputs.shape[1])):
-        start = rows[k] * stride + o * x.size
-        line = weight[start : start + x.size]
-        total = np.float32(0.0)
-        for i in range(x.size):
-            total += line[i] * x[i]
-        outputs[k, o] = total
-
-
-# four functions and not two compiled twice: numba's cache does not know `parallel`
+# two functions and not one compiled twice: numba's cache does not know `parallel`
 @njit(**_OPTIONS)
-def _bfloat16(weight, stride, rows, inputs, outputs):
+def _alone(weight, stride, rows, inputs, outputs):
     for job in range(_jobs(outputs)):
-        _bfloat16_block(weight, stride, rows, inputs, outputs, job)
+        _block(weight, stride, rows, inputs, outputs, job)
 
 
 @njit(parallel=True, **_OPTIONS)
-def _bfloat16_by_threads(weight, stride, rows, inputs, outputs):
+def _together(weight, stride, rows, inputs, outputs):
     for job in prange(_jobs(outputs)):
-        _bfloat16_block(weight, stride, rows, inputs, outputs, job)
-
-
-@njit(**_OPTIONS)
-def _float32(weight, stride, rows, inputs, outputs):
-    for job in range(_jobs(outputs)):
-        _float32_block(weight, stride, rows, inputs, outputs, job)
-
-
-@njit(parallel=True, **_OPTIONS)
-def _float32_by_threads(weight, stride, rows, inputs, outputs):
-    for job in prange(_jobs(outputs)):
-        _float32_block(weight, stride, rows, inputs, outputs, job)
-
-
-_KERNELS = {torch.bfloat16: (_bfloat16, _bfloat16_by_threads), torch.float32: (_float32, _float32_by_threads)}
-DTYPES = tuple(_KERNELS)
+        _block(weight, stride, rows, inputs, outputs, job)
 
 
 def products(weight: torch.Tensor, rows: np.ndarray, inputs: torch.Tensor) -> torch.Tensor:
     """weight [R, O, I] in one of DTYPES, each row in one piece; rows [K] int64; inputs [K or 1, I]: [K, O] float32."""
     outputs = torch.empty(len(rows), weight.shape[1])
-    alone, together = _KERNELS[weight.dtype]
-    run = together if len(rows) * weight[0].nbytes >= _WAKING_BYTES else alone
+    run = _together if len(rows) * weight[0].nbytes >= _WAKING_BYTES else _alone
     stride = weight.stride(0)
     flat = weight.as_strided([(len(weight) - 1) * stride + weight[0].numel()], [1])  # numba must see it in one piece
     if weight.dtype == torch.bfloat16:

@@ -238,12 +238,13 @@ class Engine(PhasedHandler):
         needed = torch.unique(call.index).tolist()
         rows = self.slots.rows_of(layer, self._attachment.experts)
         state = self.residency.state.slots[layer]
+        wanted = np.where(state["expert"] >= 0, state["expert"], state["load"])  # [S]
         if (rows[needed] != NOBODY).all():
             index = torch.from_numpy(rows).to(call.index.device)[call.index]
             output = call.compute(index.to(call.index.dtype), call.weights)
-            to_read = self.slots.arrange(layer, np.where(state["expert"] >= 0, state["expert"], state["load"]))
+            to_read = self.slots.arrange(layer, wanted)
         else:
-            output, to_read = self._prefill_in_parts(call, needed, rows, state)
+            output, to_read = self._prefill_in_parts(call, needed, rows, wanted)
         arrived = set(state["expert"].tolist())  # a load may have been issued and completed within the scan
         self._read([(row, expert) for row, expert in to_read if expert in arrived], layer)
         for row, expert in to_read:
@@ -252,14 +253,14 @@ class Engine(PhasedHandler):
                 self._loads[layer][expert] = self.link.issue(self.slots.place(layer, row, expert))
         return output
 
-    def _prefill_in_parts(self, call: Call, needed: list[int], rows: np.ndarray, state: np.ndarray):
+    def _prefill_in_parts(self, call: Call, needed: list[int], rows: np.ndarray, wanted: np.ndarray):
         """First those that are here; then rows change hands and the others are read, a few at a time."""
         layer, output = call.layer, torch.zeros_like(call.hidden)
         parameters = self.slots.parameters[layer]
         for expert in needed:
             if rows[expert] != NOBODY:
                 self._add(call, expert, {name: tensor[rows[expert]] for name, tensor in parameters.items()}, output)
-        to_read = self.slots.arrange(layer, np.where(state["expert"] >= 0, state["expert"], state["load"]))
+        to_read = self.slots.arrange(layer, wanted)
         row_of = {expert: row for row, expert in to_read}
         missing = [expert for expert in needed if rows[expert] == NOBODY]
         for first in range(0, len(missing), self.slots.staging):

@@ -40,7 +40,6 @@ class OpenModel:
         folder = Path(folder)
         if not folder.is_dir():
             raise error(f"{folder} is no folder", "a checkpoint or a packed store", "check --model")
-        self._open = ExitStack()
         with ExitStack() as undo:
             store: Store = PackedStore(folder) if is_packed(folder) else CheckpointStore(folder, dtype)
             undo.callback(store.close)

@@ -16,12 +16,10 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 
-import torch
-
 from engine.direct import open_direct
 from engine.errors import error
 from engine.files import atomic_folder
-from engine.record import Layout, Store, page_aligned, read_record
+from engine.record import Store, check_finite, page_aligned, read_record
 from engine.safetensors_files import INDEX, SINGLE, Stored, read_headers
 from engine.store import CHUNK_BYTES, DTYPES, MANIFEST, RECORDS, Manifest, Progress
 
@@ -107,7 +105,8 @@ def _write_records(store: Store, path: Path, progress: Progress | None) -> list[
                 read_record(store, n // store.experts, n % store.experts, flat[row * width : (row + 1) * width])
             for begin, end in gaps:
                 buffer[:, begin:end] = 0  # the same weights give the same bytes
-            _check_finite(layout, buffer[: len(numbers)], first, store.experts)
+            for row, n in enumerate(numbers):
+                check_finite(layout, buffer[row], f"layer {n // store.experts}, expert {n % store.experts}")
             written = flat[: len(numbers) * width]
             checksums += [zlib.crc32(written[at : at + width]) for at in range(0, len(written), width)]
             at = first * width
@@ -120,16 +119,6 @@ def _write_records(store: Store, path: Path, progress: Progress | None) -> list[
     finally:
         os.close(handle)
     return checksums
-
-
-def _check_finite(layout: Layout, records: torch.Tensor, first: int, experts: int) -> None:
-    """records [rows, record_bytes], of experts `first` and on. NaN and infinity both show in the extremes."""
-    for name, weights in layout.views(records).items():
-        if not all(extreme.isfinite() for extreme in weights.aminmax()):
-            row = next(row for row, weight in enumerate(weights) if not weight.isfinite().all())
-            layer, expert = divmod(first + row, experts)
-            found = f"layer {layer}, expert {expert}: a weight of {name} that is not finite"
-            raise error(found, "finite weights", "fetch or make the checkpoint again")
 
 
 # ---- everything else ------------------------------------------------------------------------------------------------

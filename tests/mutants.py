@@ -302,9 +302,9 @@ FAULTS: dict[str, Fault] = {
     "records_taken_for_contiguous_weights": Fault(
         KERNELS,
         "        start = rows[k] * stride + o * x.size\n        line = weight[start : start + x.size]\n"
-        "        total = np.float32(0.0)\n        for i in range(x.size):\n            total += line[i]",
+        "        total = np.float32(0.0)\n        for i in range(x.size):\n            total += _number(line[i])",
         "        start = (rows[k] * outputs.shape[1] + o) * x.size\n        line = weight[start : start + x.size]\n"
-        "        total = np.float32(0.0)\n        for i in range(x.size):\n            total += line[i]",
+        "        total = np.float32(0.0)\n        for i in range(x.size):\n            total += _number(line[i])",
         OF_EXPERTS + "test_a_decoded_token_gets_what_the_stock_experts_give[olmoe-torch.float32]",
     ),
     "recheck_believes_the_log": Fault(

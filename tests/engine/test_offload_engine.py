@@ -51,6 +51,17 @@ class Both:
         engine.use(dataclasses.replace(POLICIES[policy], **changes), completion=completion)
         return engine
 
+    def slow_background(self, seconds: float) -> None:
+        """Every background read takes so long from now on."""
+        read = self.store.read
+
+        def slow(layer, expert, target):
+            if "background" in threading.current_thread().name:
+                time.sleep(seconds)
+            return read(layer, expert, target)
+
+        self.store.read = slow
+
 
 @pytest.fixture
 def both(tiny_moe):
@@ -155,14 +166,7 @@ def test_prefill_is_exact_and_leaves_the_scans_residents(both, slots):
 def test_a_load_issued_and_completed_within_a_prefill_is_read(both, completion):
     """What decoding left waiting may be queued by a prefill's scan, and be due before the scan ends."""
     engine = both.engine("speed_first", 5, completion, beta=0.05)
-    read = both.store.read
-
-    def slow_in_the_background(layer, expert, target):
-        if "background" in threading.current_thread().name:
-            time.sleep(0.005)
-        return read(layer, expert, target)
-
-    both.store.read = slow_in_the_background
+    both.slow_background(0.005)
     for turn in range(40):
         decode(both.model, engine, [text(9, seed=20 + turn)])
         with engine.phase("prefill"):
@@ -268,14 +272,7 @@ def test_all_experts_in_memory_failed_for_want_of_a_staging_buffer(both):
 def test_a_load_that_is_due_is_waited_for(both):
     """next_step: a background read that is slow holds the next event of its layer up, and nothing wrong is computed."""
     engine = both.engine("speed_first", 6)
-    read = both.store.read
-
-    def slow_in_the_background(layer, expert, target):
-        if "background" in threading.current_thread().name:
-            time.sleep(0.02)
-        return read(layer, expert, target)
-
-    both.store.read = slow_in_the_background
+    both.slow_background(0.02)
     ids = text()
     timed = decode(both.model, engine, [ids])
     losses, wanted = emulated(both.whole, "speed_first", 6, ids)

@@ -199,7 +199,7 @@ def test_an_existing_target_is_refused_and_left_alone(tmp_path, source):
 @pytest.mark.parametrize("place", [(0, 0), (1, 3)])
 def test_weights_that_are_not_finite_are_refused_by_layer_and_expert(tmp_path, source, value, part, place):
     spoiled = {place: lambda weights: weights[part].view(-1)[-1].fill_(value)}
-    message = rf"layer {place[0]}, expert {place[1]}: a weight of {part} that is not finite; expected finite weights"
+    message = rf"layer {place[0]}, expert {place[1]}: {part} is not finite; expected finite weights"
     with pytest.raises(UserError, match=message):
         pack(Made(change=spoiled), tmp_path / "packed", source=source, leave_out=OURS, facts=FACTS)
     assert left_behind(tmp_path) == []
