@@ -52,6 +52,8 @@ def known_measures(part: Part) -> Collection[str]:
 
 
 def _perplexity_change(part: Part, scored, speed, slots: str, rules: Preregistration) -> Quantity:
+    if part.within is not None:
+        raise NotRun(f"no run has: {part.within}")
     one, other = _policy(part.of, scored), _policy(part.against, scored)
     _refuse_inert((one, other), slots, part.texts)
     frame = _differences(one, other, slots, part.texts).rename(columns={"delta_sum": "a", "tokens": "b"})
@@ -94,10 +96,23 @@ def _token_time_change(part: Part, scored, speed: Speed, slots: str, rules: Prer
     return _by_text(_changes(pd.DataFrame({"document": list(part.texts)}), *seconds), tokens)
 
 
+def _not_there(what: str):
+    def nothing(part: Part, scored, speed, slots: str, rules: Preregistration) -> Quantity:
+        raise NotRun(f"this run has no {what}")
+
+    return nothing
+
+
 MEASURES = {
+    "agreement_correlation": _not_there("task"),
+    "correlation_over_documents": _not_there("substituted mass by document"),
+    "correlation_over_policies": _not_there("sweep of policies"),
     "loss_per_substitution": _loss_per_substitution,
+    "mass_ratio": _not_there("experiment B"),
     "miss_rate": _share(lambda cell: cell["demands"] - cell["hits"]),
     "perplexity_change": _perplexity_change,
+    "rank_correlation_over_policies": _not_there("sweep of policies"),
+    "sign_changes": _not_there("correlation of P1.2 to P1.4"),
     "substituted_share": _share(lambda cell: cell["substitutions"]),
     "token_time_change": _token_time_change,
 }
