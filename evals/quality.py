@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from engine.decision import SUBSTITUTE
 from engine.emulator import Emulator
 from engine.errors import UserError, error
 from engine.log import DecisionLog, count
@@ -177,10 +178,18 @@ def measure(policy: Policy, text: Text, loss: np.ndarray, log: DecisionLog, slot
         "documents": len(text.documents),
         **perplexities(loss, text.documents),
         **counts,
+        "substituted_mass_by_document": mass_by_document(log, text.scored),
         "lossless": policy.lossless,
         "lossy_without_effect": not policy.lossless and changed == 0,
         "background_inert": policy.beta is not None and slots == log.kind.shape[2],
     }
+
+
+def mass_by_document(log: DecisionLog, scored: Sequence[int]) -> list[float]:
+    """Substituted mass of every document, averaged over its events. scored: tokens of each, in the log's order."""
+    mass = np.where(log.kind == SUBSTITUTE, log.g, 0).sum(axis=2, dtype=np.float64).mean(axis=1)  # [T]
+    ends = np.cumsum(scored)
+    return [round(float(mass[end - n : end].mean()), 9) if n else 0.0 for n, end in zip(scored, ends, strict=True)]
 
 
 def router_statistics(routings: Iterable[Routing]) -> dict[str, list[float]]:

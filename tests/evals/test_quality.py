@@ -13,7 +13,7 @@ from engine.decision import FETCH, HIT, SUBSTITUTE
 from engine.demand import demand_facts, load_demand, save_demand
 from engine.errors import UserError
 from engine.hook import attach
-from engine.log import DecisionLog
+from engine.log import DecisionLog, count
 from engine.policies import Policy, load_policies
 from engine.residency import Demand, Residency
 from engine.trace_file import open_trace, save_trace
@@ -25,6 +25,7 @@ from evals.quality import (
     cells,
     emulate,
     load_routing,
+    mass_by_document,
     measure,
     open_recording,
     paired_interval,
@@ -352,3 +353,14 @@ def test_documents_of_two_texts_are_never_one_cluster():
     same = [("row0", 10), ("row1", 10)]
     found = paired_interval([("x", same, loss[:20], zero), ("y", same, loss[20:], zero)])
     assert found.documents == 4
+
+
+def test_golden_mass_by_document_and_its_mean_is_the_cells():
+    """Two documents of 1 and 2 tokens, 2 layers: 0.25 and 0.5 of the first token's events are substituted, then one."""
+    text = text_of(1, (1, 2), "a")
+    kind = np.full((3, 2, 4), HIT, np.int8)
+    kind[0, 0, 1] = kind[0, 1, 0] = kind[0, 1, 2] = kind[2, 0, 3] = SUBSTITUTE
+    log = replace(log_of(text), kind=kind)
+    found = mass_by_document(log, text.scored)
+    assert found == [pytest.approx((0.25 + 0.5) / 2), pytest.approx(0.25 / 4)]
+    assert np.average(found, weights=text.scored) == pytest.approx(count(log)["substituted_mass"])
