@@ -29,6 +29,7 @@ _ARRAYS = {
     "moves": np.int32,
 }
 _MOVE_COLUMNS = ("layer", *MOVE.names)
+STEP = _MOVE_COLUMNS.index("step")  # of `moves`: the number of the event in its layer
 
 
 @dataclass(frozen=True)

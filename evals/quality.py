@@ -7,9 +7,10 @@ theirs too; the others run in the emulator. A cell that fails keeps its reason a
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ import numpy as np
 from engine.decision import SUBSTITUTE
 from engine.emulator import Emulator
 from engine.errors import UserError, error
+from engine.files import sha256
 from engine.log import DecisionLog, count
 from engine.policies import Policy
 from engine.residency import Demand, slots_from_percent
@@ -167,6 +169,44 @@ def cells(
     return rows
 
 
+def record_of(
+    policy: Policy,
+    texts: Sequence[Text],
+    rows: list[dict],
+    *,
+    model: str,
+    delay: int,
+    provenance: dict[str, str],
+    experts: int,
+    expert_bytes: int,
+    losses: str | Path,
+) -> dict:
+    """The record of a policy. rows: of `cells`; model: its id; losses: the file beside the record."""
+    return {
+        "schema": "quality-1",
+        "model": model,
+        "policy": policy.id,
+        "policy_row": {name: _json_value(value) for name, value in asdict(policy).items()},
+        "instrument": "emulator",
+        "continuity": "stream",
+        "start": "warm",
+        "delay_tokens": delay,
+        "completion": f"delay({delay})" if delay > 1 else "next_step",
+        "provenance": provenance,
+        "texts": {t.id: t.sha256 for t in texts},
+        "clusters": {t.id: t.clusters for t in texts},  # of every document: its cluster and scored tokens
+        "experts": experts,
+        "expert_bytes": expert_bytes,
+        "losses_sha256": sha256(losses),
+        "cells": rows,
+    }
+
+
+def _json_value(value):
+    """JSON has no infinity (tau, beta)."""
+    return "inf" if isinstance(value, float) and math.isinf(value) else value
+
+
 def measure(policy: Policy, text: Text, loss: np.ndarray, log: DecisionLog, slots: int) -> dict:
     """A cell's numbers: sizes, perplexities, counts, flags. UserError on losses that are not finite."""
     counts = count(log)
@@ -185,10 +225,14 @@ def measure(policy: Policy, text: Text, loss: np.ndarray, log: DecisionLog, slot
     }
 
 
+def mass_by_token(log: DecisionLog) -> np.ndarray:
+    """Substituted mass [T] float64 of every token, averaged over its layers."""
+    return np.where(log.kind == SUBSTITUTE, log.g, 0).sum(axis=2, dtype=np.float64).mean(axis=1)
+
+
 def mass_by_document(log: DecisionLog, scored: Sequence[int]) -> list[float]:
     """Substituted mass of every document, averaged over its events. scored: tokens of each, in the log's order."""
-    mass = np.where(log.kind == SUBSTITUTE, log.g, 0).sum(axis=2, dtype=np.float64).mean(axis=1)  # [T]
-    ends = np.cumsum(scored)
+    mass, ends = mass_by_token(log), np.cumsum(scored)
     return [round(float(mass[end - n : end].mean()), 9) if n else 0.0 for n, end in zip(scored, ends, strict=True)]
 
 

@@ -62,6 +62,15 @@ class Measure:
 
 
 @dataclass(frozen=True)
+class Sweep:
+    """Policies that are scored over a stream of changing topics."""
+
+    policies: dict[str, Policy]
+    slots: str  # id
+    tokens: int  # of every document, the first
+
+
+@dataclass(frozen=True)
 class Settings:
     models: dict[str, Model]
     policies: dict[str, Policy]
@@ -76,6 +85,7 @@ class Settings:
     hosts: dict[str, Path]  # profiles by id; `local` is this machine's, made by the run
     probe: str  # full | quick | none
     measure: Measure
+    sweep: Sweep
     this_host: str  # id of the profile of this machine, a key of hosts
 
 
@@ -153,6 +163,7 @@ def check(config: object, where: str | Mapping[str, str] = "config/config.yaml")
         hosts=hosts,
         probe=config["probe"],
         measure=_measure(config, sheet, where["measure"]),
+        sweep=_sweep(config, where["sweep"]),
         this_host=this_host,
     )
 
@@ -176,6 +187,18 @@ def _measure(config: dict, sheet: Mapping[str, Model], where: str) -> Measure:
             for name, link in wanted["links"].items()
         },
     )
+
+
+def _sweep(config: dict, where: str) -> Sweep:
+    wanted = config["sweep"]
+    policies = load_policies(wanted["sheet"])
+    if BASELINE not in policies:
+        found = f"{where}: sweep.sheet is {wanted['sheet']}, which has no {BASELINE}"
+        raise error(found, "the baseline among its rows", "add it: losses are paired with it")
+    if wanted["slots"] not in config["slots"]:
+        found = f"{where}: sweep.slots names '{wanted['slots']}'"
+        raise error(found, "one of slots", nearest(wanted["slots"], config["slots"]))
+    return Sweep(policies, wanted["slots"], int(wanted["tokens"]))
 
 
 def find_hosts(folder: str, where: str) -> tuple[dict[str, Path], str]:

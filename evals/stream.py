@@ -2,19 +2,23 @@
 
     texts = [cut(text, 320, tokenizer, bos) for text in texts]     # the beginning of every document
     for number, document in in_turn(texts): ...                    # the first of every text, the second of every text
+    rows = cells(policy, texts, ..., run=text_by_text(texts, run), ...)    # one run over all of them
 
 Losses and counts are kept text by text and document by document all the same (`evals.quality`): the stream is an order.
-The tokens since the change of topic are a token's place in its document.
+The tokens since the change of topic are a token's place in its document, as long as texts of two topics are left.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
+import numpy as np
+
+from engine.log import STEP, DecisionLog
 from evals.perplexity import TokenizedDocument, scored_tokens
-from evals.quality import Text
+from evals.quality import CELL_FAILURES, Text
 
 
 def cut(text: Text, tokens: int, tokenizer, bos: int | None) -> Text:
@@ -39,3 +43,45 @@ def in_turn(texts: Sequence[Text]) -> Iterator[tuple[int, TokenizedDocument]]:
         for number, text in enumerate(texts):
             if turn < len(text.documents):
                 yield number, text.documents[turn]
+
+
+def joined(texts: Sequence[Text]) -> tuple[Text, np.ndarray]:
+    """The documents of all texts in turn as one text, and the number of the text [T] that every token of it is of."""
+    order = list(in_turn(texts))
+    sizes = [iter(text.scored) for text in texts]
+    scored = tuple(next(sizes[number]) for number, _ in order)
+    digest = hashlib.sha256(" ".join(text.sha256 for text in texts).encode()).hexdigest()
+    stream = Text("in_turn", "all", digest, tuple(document for _, document in order), scored)
+    return stream, np.repeat([number for number, _ in order], scored)
+
+
+def part_of(loss: np.ndarray, log: DecisionLog, rows: np.ndarray) -> tuple[np.ndarray, DecisionLog]:
+    """Losses and decisions of some tokens of one run from its start; rows: their places, rising. Steps are theirs."""
+    moves = log.moves[np.isin(log.moves[:, STEP], rows)]
+    moves[:, STEP] = np.searchsorted(rows, moves[:, STEP])
+    arrays = {name: getattr(log, name)[rows] for name in ("executed", "weights", "kind", "first", "g")}
+    return loss[rows], replace(log, **arrays, moves=moves)
+
+
+def text_by_text(
+    texts: Sequence[Text], run: Callable[[Text, int], tuple[np.ndarray, DecisionLog]]
+) -> Callable[[Text, int], tuple[np.ndarray, DecisionLog]]:
+    """One run of the stream at every slot budget, as `evals.quality.cells` asks for it, a text at a time.
+
+    run(stream, slots): its losses and decisions. What it raises is raised for every text.
+    """
+    stream, owner = joined(texts)
+    numbers = {text.id: number for number, text in enumerate(texts)}
+    done: dict[int, tuple[np.ndarray, DecisionLog] | Exception] = {}
+
+    def of_text(text: Text, slots: int) -> tuple[np.ndarray, DecisionLog]:
+        if slots not in done:
+            try:
+                done[slots] = run(stream, slots)
+            except CELL_FAILURES as exc:
+                done[slots] = exc
+        if isinstance(done[slots], Exception):
+            raise done[slots]
+        return part_of(*done[slots], np.flatnonzero(owner == numbers[text.id]))
+
+    return of_text

@@ -5,18 +5,17 @@ A policy that always fetches is replayed over the recorded traces, without the m
 
 import argparse
 import dataclasses
-import math
 from pathlib import Path
 
 from safetensors.numpy import save_file
 
 from engine.demand import demand_facts, load_demand
 from engine.errors import error, main_guard
-from engine.files import atomic, sha256, write_json
+from engine.files import atomic, write_json
 from engine.policies import find_policy, load_policies
 from evals.jobs import Progress, load_model, load_texts, load_tokenizer, model_hash, provenance
 from evals.perplexity import context_of
-from evals.quality import cells, emulate, load_routing, open_recording, replay_cell
+from evals.quality import cells, emulate, load_routing, open_recording, record_of, replay_cell
 
 
 def main() -> None:
@@ -74,30 +73,19 @@ def main() -> None:
 
     with atomic(a.out_losses) as temporary:
         save_file(arrays, temporary)
-    record = {
-        "schema": "quality-1",
-        "model": a.model,
-        "policy": policy.id,
-        "policy_row": {name: json_value(value) for name, value in dataclasses.asdict(policy).items()},
-        "instrument": "emulator",
-        "continuity": "stream",
-        "start": "warm",
-        "delay_tokens": a.delay,
-        "completion": f"delay({a.delay})" if a.delay > 1 else "next_step",
-        "provenance": provenance(model=model, score_rule=score_rule, context=context, threads=a.threads, dtype=a.dtype),
-        "texts": {t.id: t.sha256 for t in texts},
-        "clusters": {t.id: t.clusters for t in texts},  # of every document: its cluster and scored tokens
-        "experts": demand.counts.shape[1],
-        "expert_bytes": int(recorded["expert_bytes"]),
-        "losses_sha256": sha256(a.out_losses),
-        "cells": rows,
-    }
+    facts = provenance(model=model, score_rule=score_rule, context=context, threads=a.threads, dtype=a.dtype)
+    record = record_of(
+        policy,
+        texts,
+        rows,
+        model=a.model,
+        delay=a.delay,
+        provenance=facts,
+        experts=demand.counts.shape[1],
+        expert_bytes=int(recorded["expert_bytes"]),
+        losses=a.out_losses,
+    )
     write_json(a.out, record)
-
-
-def json_value(value):
-    """JSON has no infinity (tau, beta)."""
-    return "inf" if isinstance(value, float) and math.isinf(value) else value
 
 
 def _emulate_all(a, policy, texts, slot_percents, demand, bos, keep):
