@@ -17,7 +17,10 @@ REHEARSAL_BYTES = 1 << 30  # a model whose experts weigh less than this in all i
 
 @dataclass(frozen=True)
 class Scored:
-    """One policy on one model: its record (results/quality) and its losses in nats by `<slots>/<text>`, each [T]."""
+    """One policy on one model: its record and its losses in nats by `<slots>/<text>`, each [T].
+
+    What else a sweep keeps of a text, by token, has longer names: `<slots>/<text>/hits` and `.../mass`.
+    """
 
     record: dict
     losses: dict[str, np.ndarray]
@@ -52,11 +55,14 @@ def is_rehearsal(record: dict) -> bool:
 
 
 def load_scored(paths: list[str]) -> dict[str, dict[str, Scored]]:
-    """By model and policy. paths: results/quality/<model>/<policy>/perplexity.json; losses lie in results/losses."""
+    """By model and policy. paths: results/quality/<model>/<policy>/perplexity.json, whose losses lie in results/losses,
+    or results/sweep/<model>/<policy>.json, which has them beside it.
+    """
     found: dict[str, dict[str, Scored]] = {}
     for path in map(Path, paths):
         record = read_record(path, "clusters", "expert_bytes")
-        losses = path.parents[3] / "losses" / record["model"] / f"{record['policy']}.safetensors"
-        arrays = load_arrays(losses)
-        found.setdefault(record["model"], {})[record["policy"]] = Scored(record, arrays)
+        losses = path.with_suffix(".safetensors")
+        if path.name == "perplexity.json":
+            losses = path.parents[3] / "losses" / record["model"] / f"{record['policy']}.safetensors"
+        found.setdefault(record["model"], {})[record["policy"]] = Scored(record, load_arrays(losses))
     return found

