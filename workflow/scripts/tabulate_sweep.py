@@ -28,7 +28,8 @@ ORDINARY = {  # of a stand-in; a policy that has another cell is paired with the
     "standin_weight": {"standin_weight": "own"},
     "standin_recency": {"standin_recency": True},
 }
-CHANGE = ("", "_low", "_high")
+OF_ROW = ("tau", "share", "standin", "standin_weight", "standin_recency")
+ENDS = ("", "_low", "_high")
 
 
 def main() -> None:
@@ -81,7 +82,7 @@ def topic_rows(own: dict[str, Scored], options: dict) -> Iterator[dict]:
         for start, end in zip(starts, [*starts[1:], longest], strict=True):
             where = {text: (start <= place) & (place < end) for text, place in places.items()}
             loss = difference(one, own[BASELINE], cells, options, where)
-            row = identity(one.record) | {name: one.record["policy_row"][name] for name in ("tau", "share", "standin")}
+            row = identity(one.record) | {name: one.record["policy_row"][name] for name in OF_ROW}
             row |= {name: cells[0][name] for name in ("slots", "slots_percent", "slots_count")}
             row |= {"from_token": start, "to_token": end - 1, "documents": loss.documents, "tokens": loss.tokens}
             row |= change("delta_percent", loss)
@@ -159,7 +160,7 @@ def change(name: str, interval: Interval) -> dict[str, float | None]:
     """Estimate and ends in percent, as columns."""
     percent = percent_change(interval)
     ends = (percent.estimate, percent.low, percent.high)
-    return {f"{name}{suffix}": end for suffix, end in zip(CHANGE, ends, strict=True)}
+    return {f"{name}{suffix}": end for suffix, end in zip(ENDS, ends, strict=True)}
 
 
 if __name__ == "__main__":

@@ -1,0 +1,133 @@
+"""After a change of topic: loss, hit rate and substituted mass against the tokens since, with and without background.
+
+A column a model and threshold. From above: loss against the baseline; the same rule with background admission against
+without; chosen experts that were resident; substituted mass. Background admission at every beta of the sweep.
+
+python workflow/scripts/plot_topic_changes.py --table results/tables/local/topic_changes.csv --out-prefix plot
+"""
+
+import math
+
+import numpy as np
+import pandas as pd
+from matplotlib.lines import Line2D
+
+from engine.policies import BASELINE
+from evals.checked_tables import read_words, refuse, to_flags, to_numbers
+from evals.figures import COLOURS, MARKERS, PATTERNS, REHEARSAL, SHADES, Look, figure_main, frame, shade
+
+WORDS = ("model", "policy", "miss_rule", "instrument", "slots", "standin", "standin_weight", "standin_recency")
+ENDS = ("", "_low", "_high")
+LOSS, BACKGROUND = (tuple(f"{name}{end}" for end in ENDS) for name in ("delta_percent", "background_percent"))
+NUMBERS = ("slots_percent", "from_token", "to_token", "documents", "tokens", "hit_rate", "substituted_mass", "level")
+THRESHOLDS = (0.15, math.inf)
+QUANTITIES = {  # columns drawn: words at the axis
+    LOSS: f"change of token perplexity (%)\nagainst {BASELINE}",
+    BACKGROUND: "change of token perplexity (%)\nagainst the same rule without",
+    ("hit_rate",): "hit rate (share of the\nchosen that was resident)",
+    ("substituted_mass",): "substituted mass (share\nof an event's gate weight)",
+}
+NOTE = (
+    "Documents of the texts follow each other in turn, each cut after its first tokens; the state of the slots is "
+    "carried on. Every policy runs from the warm start. The tokens since the change are a token's place in its document."
+)
+
+
+def read_points(path: str) -> pd.DataFrame:
+    """topic_changes.csv, checked. UserError."""
+    names = (*NUMBERS, *LOSS, *BACKGROUND, "tau", "beta")
+    table = read_words(path, (*WORDS, *names, "rehearsal"), "topic_changes.csv")
+    refuse(path, table, ~table["miss_rule"].isin(COLOURS), "miss_rule", f"one of {', '.join(COLOURS)}")
+    to_flags(path, table, "rehearsal")
+    infinite = table["tau"] == "inf"
+    table.loc[infinite, "tau"] = ""
+    for name in names:
+        to_numbers(path, table, name, needed=name in NUMBERS)
+    table.loc[infinite, "tau"] = math.inf
+    return table
+
+
+def draw(table: pd.DataFrame):
+    plain = (
+        (table["standin"] == "next_best") & (table["standin_weight"] == "own") & (table["standin_recency"] == "True")
+    )
+    shown = table[plain & (table["miss_rule"] == "threshold") & table["tau"].isin(THRESHOLDS)]
+    baseline = table[table["policy"] == BASELINE]
+    models, betas = table["model"].unique(), [math.nan, *sorted(shown["beta"].dropna().unique(), reverse=True)]
+    style = {beta: look for beta, look in zip(betas, map(look_of, range(len(betas))), strict=True)}
+    base = Look(COLOURS["fetch"], MARKERS["emulator"], "-")
+    handles = [Line2D([], [], **(base.line | base.point), markersize=4, label=f"{BASELINE} (hit rate)")]
+    handles += [
+        Line2D(
+            [],
+            [],
+            **look.point | look.line,
+            markersize=4,
+            label=f"beta {b:g}" if b == b else "threshold, no background",
+        )
+        for b, look in style.items()
+    ]
+    figure = frame(
+        f"Tokens since a change of topic: {', '.join(models)}",
+        caption(table),
+        handles,
+        width=max(8.0, 1.2 + 3.1 * len(models) * len(THRESHOLDS)),
+        height=1.8 + 2.1 * len(QUANTITIES),
+    )
+    columns = [(model, tau) for model in models for tau in THRESHOLDS]
+    panels = figure.subplots(len(QUANTITIES), len(columns), squeeze=False, sharex=True, sharey="row")
+    for axes, (quantity, words) in zip(panels, QUANTITIES.items(), strict=True):
+        axes[0].set_ylabel(words)
+        for ax, (model, tau) in zip(axes, columns, strict=True):
+            if len(quantity) > 1:
+                ax.axhline(0, color="#000000", linewidth=0.8)
+            if quantity == ("hit_rate",):
+                draw_line(ax, baseline[baseline["model"] == model], quantity, base)
+            own = shown[(shown["model"] == model) & (shown["tau"] == tau)]
+            for beta, look in style.items():
+                line = own[own["beta"].isna() if beta != beta else own["beta"] == beta]
+                draw_line(ax, line, quantity, look, shift=0.06 * (betas.index(beta) - len(betas) / 2))
+    bins = table[["from_token", "to_token"]].drop_duplicates().sort_values("from_token")
+    for ax, (model, tau) in zip(panels[0], columns, strict=True):
+        gap = "" if len(shown[(shown["model"] == model) & (shown["tau"] == tau)]) else "\nno result"
+        ax.set_title(f"{model}, tau {tau:g}{gap}")
+    for ax in panels[-1]:
+        ax.set_xticks(range(len(bins)), [f"{a:g}-{b:g}" for a, b in bins.itertuples(index=False)])
+        ax.set_xlabel("tokens since the change of topic")
+    return figure, pd.concat([baseline, shown])[[*dict.fromkeys((*WORDS, "tau", "beta", *NUMBERS, *LOSS, *BACKGROUND))]]
+
+
+def look_of(number: int) -> Look:
+    """Of the numberth beta: all are of one miss rule, so shade and pattern tell them apart."""
+    colour = shade(COLOURS["threshold"], SHADES[number % len(SHADES)])
+    return Look(colour, MARKERS["emulator"], PATTERNS[number % len(PATTERNS)])
+
+
+def draw_line(ax, rows: pd.DataFrame, quantity: tuple[str, ...], look: Look, shift: float = 0.0) -> None:
+    rows = rows.sort_values("from_token").reset_index(drop=True)
+    rows = rows.dropna(subset=[quantity[0]])
+    x, y = rows.index + shift, rows[quantity[0]]
+    ax.plot(x, y, **look.line | look.point | {"linestyle": look.pattern}, markersize=3.5)
+    if len(quantity) > 1:
+        bars = np.stack([y - rows[quantity[1]], rows[quantity[2]] - y])
+        ax.errorbar(x, y, bars, color=look.colour, fmt="none", capsize=2, elinewidth=0.8)
+
+
+def caption(table: pd.DataFrame) -> str:
+    parts = []
+    for model, own in table.groupby("model", sort=False):
+        first, note = own.iloc[0], f" ({REHEARSAL})" if own["rehearsal"].any() else ""
+        bins = own.drop_duplicates("from_token")
+        sizes = "; ".join(
+            f"{r.from_token:g}-{r.to_token:g}: {r.documents:g}, {r.tokens:,.0f}" for r in bins.itertuples()
+        )
+        parts.append(
+            f"Model {model}{note}. Slots {first['slots']}: {first['slots_percent']:g} % resident. "
+            f"Documents and scored tokens by tokens since the change: {sizes}."
+        )
+    parts.append(f"Instrument: emulator (quality; no host is timed). Bars: {table['level'].iloc[0]:.0%} interval.")
+    return "\n".join([*parts, NOTE])
+
+
+if __name__ == "__main__":
+    figure_main(draw, __doc__, read_points, "topic_changes.csv")
