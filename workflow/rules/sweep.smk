@@ -25,7 +25,7 @@ rule score_sweep:
         "results/logs/score_sweep/{model}.log",
     params:
         model=model_flags,
-        rows=lambda wildcards: " ".join(map(str, SETTINGS.sweep.policies.values())),
+        rows=" ".join(map(str, SETTINGS.sweep.policies.values())),
         policies=config["sweep"]["sheet"],
         slots=f"{SETTINGS.sweep.slots}={SETTINGS.slots[SETTINGS.sweep.slots]!r}",
         tokens=SETTINGS.sweep.tokens,

@@ -2,7 +2,7 @@
 
 python workflow/scripts/forget_failed.py results/quality
 
-Snakemake makes nothing again for which a finished index stands, so the index and the table that such a record or text
+Snakemake makes nothing again for which a finished index stands, so the index and the tables that such a record or text
 went into are removed with it. Everything else stays. A text that is still absent is left alone: asking for it anew
 would score every policy again. Of a measured host only the stamps go, so that measuring it again takes the failed runs.
 """
@@ -15,16 +15,16 @@ from pathlib import Path
 from engine.errors import main_guard
 from evals.corpora import AbsentText, load
 
-DERIVED = ("all", "tables/local/quality.csv")
+DERIVED = ("all", "tables/local/quality.csv", "tables/local/sweep.csv")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path, help="results/quality; texts, tables and index lie beside it")
+    parser.add_argument("folder", type=Path, help="results/quality; sweep, texts, tables and index lie beside it")
     a = parser.parse_args()
     results = a.folder.parent
     forgotten = []
-    for path in sorted(a.folder.glob("*/*/*.json")):
+    for path in sorted([*a.folder.glob("*/*/*.json"), *(results / "sweep").glob("*/*.json")]):
         reason = failure(path)
         if reason:
             forgotten.append(path)

@@ -15,7 +15,7 @@ from evals.figures import COLOURS, LOSS_LABEL, MARKERS, REHEARSAL, Look, figure_
 BUNDLES = ("rule_015", "first_choice")
 WORDS = ("model", "policy", "miss_rule", "instrument", "slots", "text", "topic", "document")
 NUMBERS = ("slots_percent", "tokens", "substituted_mass", "delta_percent")
-NOTE = "A document has one loss and so no interval; the correlations of P1.3 and theirs stand in the ledger."
+NOTE = "A document has one loss and so no interval; the correlations of P1.3 have one, in the ledger."
 
 
 def read_points(path: str) -> pd.DataFrame:
@@ -75,7 +75,7 @@ def caption(table: pd.DataFrame) -> str:
         one = own[own["policy"] == first["policy"]]
         parts.append(
             f"Model {model}{note}. Slots {first['slots']}: {first['slots_percent']:g} % resident. "
-            f"{len(one)} documents, {one['tokens'].sum():,.0f} scored tokens, each in whole."
+            f"{len(one)} documents, {one['tokens'].sum():,.0f} scored tokens."
         )
     parts.append(f"Instrument: emulator (quality; no host is timed). Loss: {LOSS_LABEL}.")
     return "\n".join([*parts, NOTE])

@@ -29,7 +29,7 @@ QUANTITIES = {  # columns drawn: words at the axis
 }
 NOTE = (
     "Documents of the texts follow each other in turn, each cut after its first tokens; the state of the slots is "
-    "carried on. Every policy runs from the warm start. The tokens since the change are a token's place in its document."
+    "carried on. Every policy runs from the warm start. Tokens since the change: a token's place in its document."
 )
 
 
@@ -56,17 +56,10 @@ def draw(table: pd.DataFrame):
     models, betas = table["model"].unique(), [math.nan, *sorted(shown["beta"].dropna().unique(), reverse=True)]
     style = {beta: look for beta, look in zip(betas, map(look_of, range(len(betas))), strict=True)}
     base = Look(COLOURS["fetch"], MARKERS["emulator"], "-")
-    handles = [Line2D([], [], **(base.line | base.point), markersize=4, label=f"{BASELINE} (hit rate)")]
-    handles += [
-        Line2D(
-            [],
-            [],
-            **look.point | look.line,
-            markersize=4,
-            label=f"beta {b:g}" if b == b else "threshold, no background",
-        )
-        for b, look in style.items()
-    ]
+    handles = [Line2D([], [], **stroke(base), markersize=4, label=f"{BASELINE} (hit rate)")]
+    for beta, look in style.items():
+        words = "no background" if math.isnan(beta) else f"beta {beta:g}"
+        handles.append(Line2D([], [], **stroke(look), markersize=4, label=f"threshold, {words}"))
     figure = frame(
         f"Tokens since a change of topic: {', '.join(models)}",
         caption(table),
@@ -85,7 +78,7 @@ def draw(table: pd.DataFrame):
                 draw_line(ax, baseline[baseline["model"] == model], quantity, base)
             own = shown[(shown["model"] == model) & (shown["tau"] == tau)]
             for beta, look in style.items():
-                line = own[own["beta"].isna() if beta != beta else own["beta"] == beta]
+                line = own[own["beta"].isna() if math.isnan(beta) else own["beta"] == beta]
                 draw_line(ax, line, quantity, look, shift=0.06 * (betas.index(beta) - len(betas) / 2))
     bins = table[["from_token", "to_token"]].drop_duplicates().sort_values("from_token")
     for ax, (model, tau) in zip(panels[0], columns, strict=True):
@@ -103,11 +96,15 @@ def look_of(number: int) -> Look:
     return Look(colour, MARKERS["emulator"], PATTERNS[number % len(PATTERNS)])
 
 
+def stroke(look: Look) -> dict:
+    """A line with its markers."""
+    return {**look.point, **look.line}
+
+
 def draw_line(ax, rows: pd.DataFrame, quantity: tuple[str, ...], look: Look, shift: float = 0.0) -> None:
-    rows = rows.sort_values("from_token").reset_index(drop=True)
-    rows = rows.dropna(subset=[quantity[0]])
+    rows = rows.sort_values("from_token").reset_index(drop=True).dropna(subset=[quantity[0]])
     x, y = rows.index + shift, rows[quantity[0]]
-    ax.plot(x, y, **look.line | look.point | {"linestyle": look.pattern}, markersize=3.5)
+    ax.plot(x, y, **stroke(look), markersize=3.5)
     if len(quantity) > 1:
         bars = np.stack([y - rows[quantity[1]], rows[quantity[2]] - y])
         ax.errorbar(x, y, bars, color=look.colour, fmt="none", capsize=2, elinewidth=0.8)

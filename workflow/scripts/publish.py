@@ -3,7 +3,7 @@
 python workflow/scripts/publish.py                 refuses a run with failed cells or absent texts
 python workflow/scripts/publish.py --partial       takes it all the same
 
-Tables, quality records (one a policy), gates and pictures with their data replace the published ones, folder by folder,
+Tables, records of quality and sweep (one a policy), gates and pictures with their data replace the published ones, folder by folder,
 and the ledger and the answer file by file; nothing else in results/published is touched. Every file that the index
 names must still be the one it describes.
 """
@@ -35,7 +35,8 @@ def main() -> None:
     folders = {
         "tables": {Path(name).name: a.results / name for name in names if name.startswith("tables/local/")},
         "plots": {Path(name).name: a.results / name for name in names if name.startswith("plots/local/")},
-        "quality": quality_records(a.results),
+        "quality": records(a.results, "quality.csv", "quality/{model}/{policy}/perplexity.json"),
+        "sweep": records(a.results, "sweep.csv", "sweep/{model}/{policy}.json"),
         "gate": {Path(name).name: a.results / name for name in names if name.startswith("gate/")},
     }
     for folder, files in folders.items():
@@ -75,15 +76,15 @@ def check_index(index: Path, partial: bool) -> list[str]:
     return [name for name, _ in listed]
 
 
-def quality_records(results: Path) -> dict[str, Path]:
+def records(results: Path, table: str, place: str) -> dict[str, Path]:
     """<model>/<policy>.json of every policy in the table; records of policies that left the sheet stay behind."""
-    table = read_table(results / "tables" / "local" / "quality.csv")
+    rows = read_table(results / "tables" / "local" / table)[["model", "policy"]].drop_duplicates()
     files = {}
-    for model, policy in table[["model", "policy"]].drop_duplicates().itertuples(index=False):
-        path = results / "quality" / model / policy / "perplexity.json"
+    for row in rows.to_dict("records"):
+        path = results / place.format(**row)
         if not path.is_file():
             raise error(f"{path} does not exist", "a record of every policy", "run `snakemake results/all`")
-        files[f"{model}/{policy}.json"] = path
+        files[f"{row['model']}/{row['policy']}.json"] = path
     return files
 
 

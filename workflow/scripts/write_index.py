@@ -32,11 +32,15 @@ ABOUT = {
     "claims_by_documents.csv": "Estimates of the claims against the number of documents.",
     "curves.csv": "Miss rates of every eviction over slot budgets, always fetching.",
     "differences.csv": "Share of events in which two bundles execute something else.",
+    "documents.csv": "Loss and substituted mass of every document under every lossy policy, at one slot budget.",
     "engine_simulator.csv": "Every measured (host, link, model, size, policy): the simulator's error, the bounds.",
     "measured.csv": "Every measured (host, link, model, size, policy, text): engine and simulator, times and losses.",
     "open_loop.csv": "Counts of lossy policies replayed over recorded routing, beside the emulator's.",
     "speed.csv": "Every (model, policy, slots, host, link, text): modelled time a token, speedup, loss.",
     "quality.csv": "Every (model, policy, slots, text): perplexity, loss with interval, counts.",
+    "standins.csv": "Pairs of policies that differ in one column of the stand-in alone: difference of their losses.",
+    "sweep.csv": "Every policy of the sweep over the stream of changing topics: loss with interval, mass, counts.",
+    "topic_changes.csv": "Every policy of the sweep by tokens since the change of topic: loss, hit rate, mass.",
 }
 
 
@@ -57,11 +61,13 @@ def main() -> None:
     parser.add_argument("--texts", nargs="*", default=[], help="results/texts/<text>.json")
     parser.add_argument("--measured", help="measured.csv")
     parser.add_argument("--errors", help="engine_simulator.csv")
+    parser.add_argument("--sweep", help="sweep.csv")
     parser.add_argument("--out", required=True)
     a = parser.parse_args()
     table = read_table(a.table)
     texts = [read_json(path, "status", "id") for path in a.texts]
-    lost, absent = without_result(table), [text for text in texts if text["status"] != "ok"]
+    lost = pd.concat([without_result(table), *([without_result(read_table(a.sweep))] if a.sweep else [])])
+    absent = [text for text in texts if text["status"] != "ok"]
     lines = [f"# {a.title}", "", status_line(lost, absent), ""]
     lines += [f"Model: {model_title(table, model)}" for model in table["model"].unique()]
     if a.texts:
