@@ -92,7 +92,7 @@ def load_policies(path: str | Path) -> dict[str, Policy]:
         with open(path, newline="", encoding="utf-8") as handle:
             rows = list(csv.reader(handle, delimiter="\t"))
     except OSError as exc:
-        raise error(f"{path}: {exc.strerror}", "the sheet of policies", "check `policies_sheet`") from None
+        raise error(f"{path}: {exc.strerror}", "the sheet of policies", "check its path in the configuration") from None
     except UnicodeDecodeError as exc:
         raise error(f"{path}: byte {exc.start} is no UTF-8", "a sheet in UTF-8", "save it as UTF-8") from None
     if not rows or tuple(rows[0]) != COLUMNS:
