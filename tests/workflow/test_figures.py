@@ -208,6 +208,7 @@ def finished_run(root: Path, table: pd.DataFrame, pictures: Path, absent: bool =
     table.to_csv(tables / "quality.csv", index=False)
     (tables / "bundles.md").write_text("# Bundles\n")
     (tables / "differences.csv").write_text("model,slots\n")
+    table.to_csv(tables / "sweep.csv", index=False)
     for picture in pictures.iterdir():
         (plots / picture.name).write_bytes(picture.read_bytes())
     for text, topic in TEXTS.items():
@@ -223,9 +224,14 @@ def finished_run(root: Path, table: pd.DataFrame, pictures: Path, absent: bool =
         record = root / "quality" / "reference" / policy / "perplexity.json"
         record.parent.mkdir(parents=True)
         record.write_text(json.dumps({"policy": policy}))
+        swept = root / "sweep" / "reference" / f"{policy}.json"
+        swept.parent.mkdir(parents=True, exist_ok=True)
+        swept.write_text(json.dumps({"policy": policy, "cells": []}))
+        swept.with_suffix(".safetensors").write_bytes(b"losses")
     files = [*sorted(tables.iterdir()), root / "gate" / "reference.md", *sorted(plots.iterdir())]
     flags = ["--table", tables / "quality.csv", "--files", *files]
     flags += ["--gates", root / "gate" / "reference.json", "--texts", *sorted((root / "texts").iterdir())]
+    flags += ["--sweep", tables / "sweep.csv"]
     return [str(flag) for flag in flags]
 
 
@@ -235,9 +241,10 @@ def test_index_of_a_partial_run_names_files_numbers_gaps_and_the_retry(pictures,
     index = (tmp_path / "all").read_text()
     for path in [*pictures.iterdir(), tmp_path / "tables" / "local" / "quality.csv"]:
         assert f"{path.name}) | {sha256(path)} |" in index
-    assert "Status: partial (cells without a result: 1, texts absent: 1)" in index
-    assert "Status: partial (cells without a result: 1, texts absent: 1); the reasons" in capfd.readouterr().err
-    assert "- reference, first_choice, s12, code_test: failed, RuntimeError: 3 losses are NaN" in index
+    assert "Status: partial (cells without a result: 2, texts absent: 1)" in index
+    assert "Status: partial (cells without a result: 2, texts absent: 1); the reasons" in capfd.readouterr().err
+    for policy in ("first_choice", "first_choice (sweep)"):
+        assert f"- reference, {policy}, s12, code_test: failed, RuntimeError: 3 losses are NaN" in index
     assert "- reference: refused, it decides no claim: the miss rate (9,000 events)" in index
     assert "`make retry`" in index and "bible_test (test, scripture): absent, its wheel is not there" in index
     assert "reference (rehearsal: a small embedded model)" in index
@@ -272,7 +279,9 @@ def test_a_complete_run_is_published_whole_repeatably_and_only_as_indexed(pictur
         files = sorted(p for p in (tmp_path / "published").rglob("*") if p.is_file())
         found.append({str(p.relative_to(tmp_path / "published")): sha256(p) for p in files})
     assert found[0] == found[1] and kept.is_file() and not stale.exists()
-    assert "quality/reference/rule_015.json" in found[0] and "quality/reference/left_the_sheet.json" not in found[0]
+    for folder in ("quality", "sweep"):
+        own = {name for name in found[0] if name.startswith(f"{folder}/")}
+        assert own == {f"{folder}/reference/{policy}.json" for policy in synthetic_table()["policy"].unique()}
     plots = {name for name in found[0] if name.startswith("plots/")}
     assert plots == {f"plots/{figure}.{suffix}" for figure in FIGURES for suffix in ("csv", "png", "svg")}
 

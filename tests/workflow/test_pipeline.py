@@ -14,30 +14,60 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 from safetensors.numpy import load_file
-from tiny import ABSENT, CALIBRATION, CONTEXT, LAYERS, POLICIES, ROOT, SLOTS, TEST, TOP_K, Ended, Scratch, run_script
+from tiny import (
+    ABSENT,
+    CALIBRATION,
+    CONTEXT,
+    LAYERS,
+    POLICIES,
+    ROOT,
+    SLOTS,
+    SWEEP_TOKENS,
+    TEST,
+    TOP_K,
+    Ended,
+    Scratch,
+    run_script,
+)
 
 from engine.files import sha256
 from engine.log import count, load_log
+from engine.policies import load_policies
 
+SWEEP = load_policies(ROOT / "config" / "sweep.tsv")
 VICTIM = "quality_first"
 FAILED_CELL = (8, "bible_test")  # 8 slots are s50
-FIGURES = ("claims_by_documents", "loss_and_misses_by_slots", "loss_by_bundle", "loss_by_mass")
-FIGURES += ("measured_speedup", "misses_by_slots", "speedup_by_loss", "token_time")
+FIGURES = ("claims_by_documents", "loss_and_misses_by_slots", "loss_by_bundle", "loss_by_document", "loss_by_mass")
+FIGURES += ("measured_speedup", "misses_by_slots", "speedup_by_loss", "sweep_loss_by_mass", "token_time")
+FIGURES += ("topic_changes",)
+OF_SWEEP = {"sweep_loss_by_mass", "topic_changes"}
 HOSTS = ("local", *sorted(path.stem for path in (ROOT / "config" / "hosts").glob("*.yaml")))
 TABLES = ("quality.csv", "differences.csv", "bundles.md", "claims_by_documents.csv", "curves.csv", "open_loop.csv")
-TABLES += ("engine_simulator.csv", "measured.csv", "measured_documents.csv", "speed.csv", "speed_documents.csv")
+TABLES += (
+    "documents.csv",
+    "standins.csv",
+    "sweep.csv",
+    "topic_changes.csv",
+    "engine_simulator.csv",
+    "measured.csv",
+    "measured_documents.csv",
+    "speed.csv",
+    "speed_documents.csv",
+)
 AFTER_FIGURES = {"plot_figure", "index_results"}
+AFTER_SWEEP = AFTER_FIGURES
 AFTER_TABLES = {"tabulate_claims", "write_answer", *AFTER_FIGURES}
-AFTER_SCORES = {"tabulate_quality", "tabulate_speed", "tabulate_simulation", *AFTER_TABLES}
+AFTER_SCORES = {"tabulate_quality", "tabulate_documents", "tabulate_speed", "tabulate_simulation", *AFTER_TABLES}
 REPLAYED = {"simulate_host", "score_delayed"}
 SCRIPTS_AFTER_A_POLICY = {
     "score_policy",
     *(AFTER_SCORES - AFTER_FIGURES),
     "write_index",
-    *(f"plot_{f}" for f in FIGURES if f != "measured_speedup"),  # that is of measured hosts alone
+    *(f"plot_{f}" for f in FIGURES if f not in {"measured_speedup", *OF_SWEEP}),  # those are of other runs
 }
 
 
@@ -127,6 +157,11 @@ def plan_changes(told: Story) -> None:
         scratch.configure(policies=[*POLICIES, "rule_03"])
         planned["a new policy"] = scratch.planned("results/all")
         scratch.configure(policies=list(POLICIES))
+    with changed(
+        scratch.path("config/sweep.tsv"),
+        lambda text: text.replace("tau_020\tthreshold\t0.2", "tau_020\tthreshold\t0.21"),
+    ):
+        planned["a row of the sweep"] = scratch.planned("results/all")
     statistics = scratch.configuration["statistics"]
     scratch.configure(statistics={**statistics, "level": 0.9})
     planned["level"] = scratch.planned("results/all")
@@ -161,6 +196,7 @@ def test_every_promised_file_is_there(story):
         *(f"texts/{text}.json" for text in (CALIBRATION, *TEST, ABSENT)),
         *(f"tables/local/{name}" for name in TABLES),
         *(f"plots/local/{figure}.{suffix}" for figure in FIGURES for suffix in ("svg", "png", "csv")),
+        *(f"sweep/tiny/{policy}.{suffix}" for policy in SWEEP for suffix in ("json", "safetensors")),
         *(f"quality/tiny/{policy}/perplexity.json" for policy in POLICIES),
         *(f"losses/tiny/{policy}.safetensors" for policy in POLICIES),
         *(f"decisions/tiny/{p}/{slots}/{text}.safetensors" for p in POLICIES for slots in SLOTS for text in TEST),
@@ -270,7 +306,8 @@ def test_a_failed_cell_is_named_in_index_and_tables_and_left_out_of_the_figures(
 def test_forget_failed_removes_that_record_and_what_was_made_of_it_alone(story):
     assert story.forget.code == 0, story.forget.err
     # Snakemake makes no missing record for a finished index: `make retry` did nothing
-    assert story.forgotten == {f"quality/tiny/{VICTIM}/perplexity.json", "tables/local/quality.csv", "all"}
+    tables = {f"tables/local/{name}.csv" for name in ("quality", "sweep")}
+    assert story.forgotten == {f"quality/tiny/{VICTIM}/perplexity.json", *tables, "all"}
     assert "1 failed cells" in story.forget.out and "the test wants this cell to fail" in story.forget.out
 
 
@@ -351,6 +388,42 @@ def test_law_a_replayed_lossless_policy_misses_what_its_record_says(story):
             assert own["miss_rate"].to_numpy() == pytest.approx(cell["miss_rate"])
 
 
+# ---- the sweep -------------------------------------------------------------------------------------------------------
+def test_law_the_sweep_scores_the_first_tokens_of_every_document_and_its_baseline_is_the_stock_model(story):
+    folder = story.whole / "sweep" / "tiny"
+    stock = load_file(story.whole / "losses" / "tiny" / "fetch_lfu_decay.safetensors")
+    arrays = load_file(folder / "fetch_lfu_decay.safetensors")
+    for text in TEST:
+        whole = record(story.whole, "fetch_lfu_decay")["clusters"][text]
+        swept = json.loads((folder / "fetch_lfu_decay.json").read_text())["clusters"][text]
+        assert swept == [[name, min(tokens, SWEEP_TOKENS)] for name, tokens in whole]
+        ends = np.cumsum([tokens for _, tokens in whole])
+        first = [stock[f"s50/{text}"][end - n : end][:SWEEP_TOKENS] for end, (_, n) in zip(ends, whole, strict=True)]
+        np.testing.assert_allclose(arrays[f"s50/{text}"], np.concatenate(first), rtol=1e-5)
+
+
+def test_law_counts_and_arrays_of_every_swept_policy_agree(story):
+    for policy in SWEEP:
+        swept = json.loads((story.whole / "sweep" / "tiny" / f"{policy}.json").read_text(encoding="utf-8"))
+        arrays = load_file(story.whole / "sweep" / "tiny" / f"{policy}.safetensors")
+        assert [cell["text"] for cell in swept["cells"]] == list(TEST) and swept["policy"] == policy
+        assert {cell["slots"] for cell in swept["cells"]} == {"s50"} and swept["schema"] == "quality-1"
+        for cell in swept["cells"]:
+            key = f"s50/{cell['text']}"
+            assert cell["status"] == "ok" and len(arrays[key]) == cell["tokens"]
+            assert int(arrays[f"{key}/hits"].sum()) == cell["hits"]
+            assert arrays[f"{key}/mass"].mean() == pytest.approx(cell["substituted_mass"], rel=1e-5, abs=1e-9)
+            assert (cell["substitutions"] > 0) == (SWEEP[policy].miss_rule != "fetch")
+            assert len(cell["substituted_mass_by_document"]) == cell["documents"] == 5
+
+
+def test_the_sweep_is_one_job_a_model_and_a_changed_row_of_the_sheet_runs_it_again(story):
+    assert len([line for line in story.started["partial"] if "score_sweep.py" in line]) == 1
+    changed = story.planned["a row of the sweep"]
+    assert changed.keys() == {"score_sweep", "tabulate_sweep", *AFTER_SWEEP}
+    assert changed["plot_figure"] == {f"results/plots/local/{figure}.svg" for figure in OF_SWEEP}
+
+
 # ---- what runs again -------------------------------------------------------------------------------------------------
 def test_a_second_call_has_nothing_to_do(story):
     assert "Nothing to be done" in story.second.out + story.second.err
@@ -382,7 +455,7 @@ def test_a_changed_policy_row_scores_that_policy_alone(story, change, policy):
 
 
 def test_a_changed_level_scores_nothing(story):
-    tables = {"tabulate_measured", "tabulate_quality", "tabulate_speed"}
+    tables = {"tabulate_measured", "tabulate_quality", "tabulate_speed", "tabulate_sweep"}
     assert story.planned["level"].keys() == {*tables, *AFTER_TABLES}
 
 

@@ -66,7 +66,10 @@ def main() -> None:
     a = parser.parse_args()
     table = read_table(a.table)
     texts = [read_json(path, "status", "id") for path in a.texts]
-    lost = pd.concat([without_result(table), *([without_result(read_table(a.sweep))] if a.sweep else [])])
+    lost = without_result(table)
+    if a.sweep:
+        swept = without_result(read_table(a.sweep))
+        lost = pd.concat([lost, swept.assign(policy=swept["policy"] + " (sweep)")])
     absent = [text for text in texts if text["status"] != "ok"]
     lines = [f"# {a.title}", "", status_line(lost, absent), ""]
     lines += [f"Model: {model_title(table, model)}" for model in table["model"].unique()]
