@@ -21,11 +21,19 @@ import numpy as np
 from numba import njit
 
 # ---- the sheets' words as codes -------------------------------------------------------------------------------------
-MISS_RULES = {"drop": 0, "fetch": 1, "mass_budget": 2, "substitute_all": 3, "threshold": 4}
+MISS_RULES = {
+    "drop": 0,
+    "fetch": 1,
+    "few_heavy": 5,
+    "many_light": 6,
+    "mass_budget": 2,
+    "substitute_all": 3,
+    "threshold": 4,
+}
 STANDINS = {"next_best": 0, "random": 1}
-EVICTIONS = {"belady": 0, "fifo": 1, "lfu": 2, "lfu_decay": 3, "lru": 4, "random": 5}
+EVICTIONS = {"belady": 0, "fifo": 1, "frozen": 6, "lfu": 2, "lfu_decay": 3, "lru": 4, "random": 5}
 
-HIT, FETCH, SUBSTITUTE, DROP = 0, 1, 2, 3  # kind of an entry of the decision log
+HIT, FETCH, SUBSTITUTE, DROP, IN_PLACE = 0, 1, 2, 3, 4  # kind of an entry of the decision log
 # causes of a move: fetched now / a pending load promoted / a background load issued / it arrived
 FETCHED, PROMOTED, ISSUED, ARRIVED = 0, 1, 2, 3
 NEVER = np.int32(2**31 - 1)  # due step of a load completed from outside; next use of an expert not used again
@@ -59,6 +67,7 @@ EXPERT = np.dtype(  # 56 bytes: what one event asks of an expert lies together
 ROW = np.dtype(
     [
         ("unit", np.float64),  # what one demand adds to `decayed` at this step
+        ("account", np.float64),  # few_heavy, many_light: mass that may still be substituted
         ("step", np.int32),  # events so far
         ("layer", np.int32),
         ("free", np.int32),  # slots with neither resident nor pending load
@@ -92,7 +101,7 @@ class Rule(NamedTuple):
 
     miss: int
     tau: float  # threshold on g, in (0, inf]; a float32 value, as g is
-    share: float  # mass_budget: share of the token's mass
+    share: float  # mass_budget: share of the token's mass; few_heavy, many_light: what an event adds to the account
     standin: int
     eviction: int
     growth: float  # 2 ** (1 / half-life in events)
@@ -132,7 +141,7 @@ class Log(NamedTuple):
 
     executed: np.ndarray  # [T, K] int32, -1 dropped
     weights: np.ndarray  # [T, K] float32
-    kind: np.ndarray  # [T, K] int8, HIT | FETCH | SUBSTITUTE | DROP
+    kind: np.ndarray  # [T, K] int8, HIT | FETCH | SUBSTITUTE | DROP | IN_PLACE
     first: np.ndarray  # [T] int8, position of the first choice
     g: np.ndarray  # [T, K] float32, normalised gate weights of the chosen
 
@@ -163,7 +172,9 @@ def _eviction_score(expert, e, row, rule):
         return np.float64(expert.loaded_at)
     if rule.eviction == 0:  # belady: the farthest next demand leaves first
         return -np.float64(expert.next_use)
-    return _hash(rule.seed, 1, row.layer, row.step, e)  # random
+    if rule.eviction == 5:  # random
+        return _hash(rule.seed, 1, row.layer, row.step, e)
+    return 0.0  # frozen: nobody leaves
 
 
 @njit(cache=True)
@@ -323,7 +334,40 @@ def _mark_drop(rule, g, kind):
 
 
 @njit(cache=True, inline="always")
-def _mark_misses(rule, g, kind):
+def _mark_few_heavy(rule, row, g, kind):
+    """Substitute the heaviest of g >= tau first, never the first choice, up to the first that the account cannot pay.
+
+    Of equals the lower rank goes first. What is paid is known when the stand-ins are.
+    """
+    left = row.account
+    for _ in range(kind.size):
+        heaviest = 0
+        for k in range(1, kind.size):
+            if kind[k] == FETCH and g[k] >= rule.tau and (heaviest == 0 or g[k] > g[heaviest]):
+                heaviest = k
+        if heaviest == 0 or g[heaviest] > left:
+            return
+        left -= g[heaviest]
+        kind[heaviest] = SUBSTITUTE
+
+
+@njit(cache=True, inline="always")
+def _mark_many_light(rule, row, g, kind):
+    """The same from the other end: the lightest of g < tau first; of equals, the lower rank is kept."""
+    left = row.account
+    for _ in range(kind.size):
+        lightest = 0
+        for k in range(kind.size - 1, 0, -1):
+            if kind[k] == FETCH and g[k] < rule.tau and (lightest == 0 or g[k] < g[lightest]):
+                lightest = k
+        if lightest == 0 or g[lightest] > left:
+            return
+        left -= g[lightest]
+        kind[lightest] = SUBSTITUTE
+
+
+@njit(cache=True, inline="always")
+def _mark_misses(rule, row, g, kind):
     if rule.miss == 4:
         _mark_threshold(rule, g, kind)
     elif rule.miss == 3:
@@ -332,6 +376,10 @@ def _mark_misses(rule, g, kind):
         _mark_mass_budget(rule, g, kind)
     elif rule.miss == 0:
         _mark_drop(rule, g, kind)
+    elif rule.miss == 5:
+        _mark_few_heavy(rule, row, g, kind)
+    elif rule.miss == 6:
+        _mark_many_light(rule, row, g, kind)
 
 
 # ---- stand-ins and their weights ------------------------------------------------------------------------------------
@@ -459,11 +507,14 @@ def decide_event(slots, experts, row, rule, events, t, log, moves, n, work):
             kind[rank] = FETCH
             misses += 1
 
+    pays = rule.miss >= 5  # few_heavy, many_light
+    if pays:
+        row.account += rule.share
     if misses > 0:
         # 3. the miss rule
-        _mark_misses(rule, g, kind)
+        _mark_misses(rule, row, g, kind)
 
-        # 4. stand-ins in rank order; none left: that miss is fetched
+        # 4. stand-ins in rank order; none left: that miss is fetched, and not paid for
         wanted = 0
         for rank in range(K):
             wanted += kind[rank] == SUBSTITUTE
@@ -477,12 +528,17 @@ def decide_event(slots, experts, row, rule, events, t, log, moves, n, work):
                         experts[picked[taken]].in_use = step
                         keys[experts[picked[taken]].slot] = np.inf
                         taken += 1
+                        if pays:
+                            row.account -= g[rank]
                     else:
                         kind[rank] = FETCH
 
-        # 5. fetches in rank order: a pending load is promoted; else a free slot, else the victim's
+        # 5. fetches in rank order: a pending load is promoted; else a free slot, else the victim's. Frozen: no fetches
         for rank in range(K):
             if kind[rank] != FETCH:
+                continue
+            if rule.eviction == 6:
+                kind[rank] = IN_PLACE
                 continue
             e = chosen[t, order[rank]]
             if experts[e].load_slot >= 0:
@@ -509,13 +565,16 @@ def decide_event(slots, experts, row, rule, events, t, log, moves, n, work):
             expert.last_used = step
             expert.missing_mass = 0.0
             continue
+        if kind[rank] == IN_PLACE:
+            log.executed[t, k] = e
+            expert.last_used = step
         before = expert.missing_mass
         expert.missing_mass = before + g[rank]
         if before < rule.beta and expert.missing_mass >= rule.beta and expert.load_slot < 0:
             _add_over(experts, row, e)
         if kind[rank] == DROP:
             log.executed[t, k] = -1
-        elif rule.standin_recency:
+        elif kind[rank] == SUBSTITUTE and rule.standin_recency:
             experts[log.executed[t, k]].last_used = step
     row.unit *= rule.growth
     if row.unit > _RESCALE:
@@ -547,8 +606,8 @@ def decide_event(slots, experts, row, rule, events, t, log, moves, n, work):
 
     # what this event used may leave from now on
     for k in range(K):
-        e = log.executed[t, k]
-        if e >= 0:
+        if log.kind[t, k] <= SUBSTITUTE:  # it ran from a slot
+            e = log.executed[t, k]
             keys[experts[e].slot] = _eviction_score(experts[e], e, row, rule)
 
     # 8. combine weights

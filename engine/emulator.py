@@ -108,7 +108,11 @@ class Emulator(PhasedHandler):
             new_index[rows], new_weights[rows] = computable(decided.executed), decided.weights
         if prefill:
             return call.compute(call.index, call.weights)
-        return call.compute(*_as_call(call, new_index, new_weights))
+        return self._execute(call, new_index, new_weights)
+
+    def _execute(self, call: Call, index: np.ndarray, weights: np.ndarray) -> torch.Tensor:
+        """What was decided, by the model's own expert code. index, weights: [T, K]; for a subclass that looks on."""
+        return call.compute(*_as_call(call, index, weights))
 
 
 class Replayer(PhasedHandler):

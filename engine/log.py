@@ -15,7 +15,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from engine.decision import ARRIVED, DROP, FETCH, FETCHED, HIT, ISSUED, MOVE, PROMOTED, SUBSTITUTE, Log
+from engine.decision import ARRIVED, DROP, FETCH, FETCHED, HIT, IN_PLACE, ISSUED, MOVE, PROMOTED, SUBSTITUTE, Log
 from engine.errors import error
 from engine.files import atomic
 
@@ -38,7 +38,7 @@ class DecisionLog:
 
     executed: np.ndarray  # [T, L, K] int16, -1 dropped
     weights: np.ndarray  # [T, L, K] float32, combine weights of what was executed
-    kind: np.ndarray  # [T, L, K] int8, HIT | FETCH | SUBSTITUTE | DROP
+    kind: np.ndarray  # [T, L, K] int8, HIT | FETCH | SUBSTITUTE | DROP | IN_PLACE
     first: np.ndarray  # [T, L] int8, position of the first choice
     g: np.ndarray  # [T, L, K] float32, normalised gate weights of the chosen experts
     moves: np.ndarray  # [N, 6] int32: layer, step, expert, slot, victim, cause
@@ -147,6 +147,7 @@ def count(log: DecisionLog) -> dict[str, float | int]:
         "fetches": int((kind == FETCH).sum()),
         "substitutions": substitutions,
         "drops": int((kind == DROP).sum()),
+        "in_place": int((kind == IN_PLACE).sum()),
         "first_choices_changed": int(np.isin(kind_of_first, (SUBSTITUTE, DROP)).sum()),
         "miss_rate": 1 - hits / demands,
         "substituted_share": substitutions / demands,
@@ -160,8 +161,11 @@ def count(log: DecisionLog) -> dict[str, float | int]:
 
 
 def add_counts(one: dict[str, float | int], other: dict[str, float | int]) -> dict[str, float | int]:
-    """Counts of two logs as `count` would give them of both together: every event weighs the same."""
-    total = {name: one[name] + other[name] for name in one}
+    """Counts of two logs as `count` would give them of both together: every event weighs the same.
+
+    A count that one of them does not have yet (of an older record) is zero.
+    """
+    total = {name: one.get(name, 0) + other.get(name, 0) for name in one | other}
     for mass in ("substituted_mass", "dropped_mass"):
         summed = one[mass] * one["events"] + other[mass] * other["events"]
         total[mass] = summed / max(total["events"], 1)

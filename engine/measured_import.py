@@ -53,6 +53,8 @@ VERSIONS = ("torch", "transformers", "numpy", "numba")
 KINDS = {  # miss rule: kinds that it can lead to; a miss without a stand-in is fetched
     "drop": (HIT, FETCH, DROP),
     "fetch": (HIT, FETCH),
+    "few_heavy": (HIT, FETCH, SUBSTITUTE),
+    "many_light": (HIT, FETCH, SUBSTITUTE),
     "mass_budget": (HIT, FETCH, SUBSTITUTE),
     "substitute_all": (HIT, FETCH, SUBSTITUTE),
     "threshold": (HIT, FETCH, SUBSTITUTE),

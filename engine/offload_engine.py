@@ -33,7 +33,7 @@ from engine.kernels import set_threads
 from engine.link import Link, Transfer
 from engine.log import DecisionLog, LogWriter
 from engine.phase import PhasedHandler
-from engine.policies import Policy
+from engine.policies import Policy, refuse_in_place
 from engine.residency import Demand, Residency, check_slots
 from engine.slots import NOBODY, Slots
 
@@ -75,6 +75,7 @@ class Engine(PhasedHandler):
                 "a policy that does not need the future",
                 "replay it over a recorded trace (engine.trace)",
             )
+        refuse_in_place(policy, "engine")
         attachment = self._attachment
         rule = policy.rule(sigmoid=attachment.sigmoid, delay=1 if completion == "next_step" else 0)
         self._prefill_rule = rule._replace(miss=MISS_RULES["fetch"])

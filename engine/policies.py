@@ -33,7 +33,11 @@ COLUMNS = (
     "seed",
 )
 STANDIN_WEIGHTS = ("missing", "own")
-SUBSTITUTING = ("mass_budget", "substitute_all", "threshold")  # miss rules that can call for a stand-in
+# miss rules that can call for a stand-in; of these, those that read tau, and those that read share
+SUBSTITUTING = ("few_heavy", "many_light", "mass_budget", "substitute_all", "threshold")
+PAYING = ("few_heavy", "many_light")  # from an account that every event adds `share` to
+STILL = "frozen"  # the eviction under which nobody leaves or enters; a miss that is left is computed where it lies
+MOVING = tuple(name for name in EVICTIONS if name != STILL)
 ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")  # ids become file names: no dots, spaces or slashes
 BASELINE = "fetch_lfu_decay"  # the one denominator of every loss and speedup
 BUNDLES = (BASELINE, "substitute_all", "rule_015", "first_choice", "quality_first", "speed_first")  # of the first paper
@@ -60,6 +64,11 @@ class Policy:
     def lossless(self) -> bool:
         """The model's own experts run with the model's own weights, whatever is resident."""
         return self.miss_rule == "fetch"
+
+    @property
+    def in_place(self) -> bool:
+        """Misses are computed where they lie. No instrument but the emulator knows how long that takes."""
+        return self.eviction == STILL
 
     @property
     def clairvoyant(self) -> bool:
@@ -127,8 +136,15 @@ def parse_row(row: dict[str, str], where: str) -> Policy:
     policy = Policy(
         id=row["id"],
         miss_rule=miss_rule,
-        tau=_number(row, "tau", where, miss_rule == "threshold", f"miss_rule {miss_rule}"),
-        share=_number(row, "share", where, miss_rule == "mass_budget", f"miss_rule {miss_rule}", 1.0),
+        tau=_number(
+            row,
+            "tau",
+            where,
+            miss_rule in ("threshold", *PAYING),
+            f"miss_rule {miss_rule}",
+            most=1.0 if miss_rule in PAYING else math.inf,
+        ),
+        share=_number(row, "share", where, miss_rule in ("mass_budget", *PAYING), f"miss_rule {miss_rule}", 1.0),
         renormalise=_flag(row, "renormalise", where, miss_rule == "drop", f"miss_rule {miss_rule}"),
         standin=_word(row, "standin", STANDINS, where, substitutes, miss_rule),
         standin_weight=_word(row, "standin_weight", STANDIN_WEIGHTS, where, substitutes, miss_rule),
@@ -154,7 +170,23 @@ def parse_row(row: dict[str, str], where: str) -> Policy:
             "miss_rule fetch (only then is the future known)",
             "choose another eviction",
         )
+    if policy.in_place and policy.beta is not None:
+        raise error(
+            f"{where}: beta '{row['beta']}' with eviction {STILL}",
+            "'-', as nobody enters a slot",
+            "write '-', or choose another eviction",
+        )
     return policy
+
+
+def refuse_in_place(policy: Policy, instrument: str) -> None:
+    """UserError where a policy computes misses where they lie: of an instrument that must know the time it takes."""
+    if policy.in_place:
+        raise error(
+            f"policy '{policy.id}' (eviction {policy.eviction}) in the {instrument}",
+            "a policy that fetches (how long computing in place takes is not known)",
+            "run it in the emulator",
+        )
 
 
 def as_row(policy: Policy) -> dict[str, str]:

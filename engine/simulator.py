@@ -27,7 +27,7 @@ from engine.clock import Times, add_times, decide_by_clock, new_line, new_second
 from engine.decision import FETCHED, ISSUED, NEVER, Log, link_next_use
 from engine.errors import error
 from engine.log import DecisionLog, count, join_moves
-from engine.policies import SUBSTITUTING, Policy
+from engine.policies import SUBSTITUTING, Policy, refuse_in_place
 from engine.residency import Demand, Residency, stopped_at
 from engine.timing import Timing
 
@@ -135,7 +135,7 @@ def simulate(
     demand: calibration demand for the warm start, None starts cold. keep_log: also the decision log, whose memory grows
     with the trace; the emulator scores it, so that quality and speed come from the same decisions. The first call with
     a background policy after a change of code compiles for about 20 seconds. UserError: sizes that do not fit, a trace
-    without scores under a policy that substitutes, router output that is not finite.
+    without scores under a policy that substitutes, router output that is not finite, a policy that computes in place.
     """
     _check(trace, policy, timing)
     residency = _start(trace, policy, timing.slots, demand, delay=0)
@@ -296,6 +296,7 @@ def _check(trace: Trace, policy: Policy, timing: Timing) -> None:
 
 
 def _start(trace: Trace, policy: Policy, slots: int, demand: Demand | None, *, delay: int) -> Residency:
+    refuse_in_place(policy, "simulator")
     rule = policy.rule(sigmoid=trace.sigmoid, delay=delay)
     residency = Residency(layers=trace.layers, experts=trace.experts, top_k=trace.top_k, slots=slots, rule=rule)
     if demand is not None:

@@ -33,7 +33,7 @@ from engine.files import atomic
 from engine.policies import BASELINE
 from evals.checked_tables import add_columns, need_columns, read_words, refuse, to_flags, to_numbers
 
-# Okabe and Ito's eight without yellow (too light for a line), then Tol's wine and olive and a grey
+# Okabe and Ito's eight without yellow (too light for a line), then Tol's wine, olive, indigo and teal and a grey
 COLOURS = {
     "buddy": "#999933",
     "cache_prior": "#882255",
@@ -41,7 +41,9 @@ COLOURS = {
     "deferral": "#888888",
     "drop": "#CC79A7",
     "fetch": "#000000",
+    "few_heavy": "#332288",
     "lowbit": "#E69F00",
+    "many_light": "#44AA99",
     "mass_budget": "#009E73",
     "substitute_all": "#D55E00",
     "threshold": "#0072B2",

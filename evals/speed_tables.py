@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from engine.decision import EVICTIONS
+from engine.policies import MOVING
 from evals.checked_tables import add_columns, need_columns, read_words, refuse, to_flags, to_numbers
 from evals.figures import COLOURS, LOSS, MARKERS, POOLED, SIZES
 
@@ -77,7 +77,7 @@ def read_curves(path: str | Path) -> pd.DataFrame:
     """
     what = "the table of misses by slots"
     table = read_words(path, ("model", "eviction", "text", "tokens", "miss_rate", "rehearsal", *SIZES), what)
-    refuse(path, table, ~table["eviction"].isin(EVICTIONS), "eviction", f"one of {', '.join(EVICTIONS)}")
+    refuse(path, table, ~table["eviction"].isin(MOVING), "eviction", f"one of {', '.join(MOVING)}")
     refuse(path, table, table.duplicated(["model", "eviction", "slots_count", "text"]), "text", "one row a cell")
     single = table["text"] != POOLED
     refuse(path, table, single & single.all(), "text", f"rows of the text {POOLED}")

@@ -54,8 +54,8 @@ FAULTS: dict[str, Fault] = {
     # ---- what is executed
     "rewritten_index_ignored": Fault(
         EMULATOR,
-        "return call.compute(*_as_call(call, new_index, new_weights))",
-        "return call.compute(call.index, _as_call(call, new_index, new_weights)[1])",
+        "return self._execute(call, new_index, new_weights)",
+        "return self._execute(call, index, new_weights)",
         OF_EMULATOR + "test_the_experts_computed_are_those_of_the_log[qwen3_moe-substitute_all]",
     ),
     "gate_and_up_halves_swapped": Fault(

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from engine.decision import EVICTIONS, MISS_RULES, STANDINS
-from engine.policies import COLUMNS, SUBSTITUTING, Policy, load_policies, parse_row
-from engine.residency import Residency
+from engine.policies import COLUMNS, STILL, SUBSTITUTING, Policy, load_policies, parse_row
+from engine.residency import Demand, Residency
 
 SHEET = Path(__file__).parents[2] / "config" / "policies.tsv"
 
@@ -22,11 +22,21 @@ def policy(**cells: str) -> Policy:
 
 
 def _crossed() -> dict[str, Policy]:
-    own = {"drop": {}, "fetch": {}, "mass_budget": {"share": "0.3"}, "substitute_all": {}, "threshold": {"tau": "0.2"}}
+    own = {
+        "drop": {},
+        "fetch": {},
+        "few_heavy": {"tau": "0.1", "share": "0.3"},
+        "many_light": {"tau": "0.35", "share": "0.2"},
+        "mass_budget": {"share": "0.3"},
+        "substitute_all": {},
+        "threshold": {"tau": "0.2"},
+    }
     assert sorted(own) == sorted(MISS_RULES), "a new miss rule: say here which cells it needs"
     rows = {}
     for miss_rule, eviction, beta in product(MISS_RULES, EVICTIONS, ("-", "0.5")):
-        if beta != "-" if miss_rule == "fetch" else eviction == "belady":  # what the sheet refuses
+        if eviction == "belady" and miss_rule != "fetch":  # what the sheet refuses
+            continue
+        if beta != "-" and (miss_rule == "fetch" or eviction == STILL):
             continue
         for standin in STANDINS if miss_rule in SUBSTITUTING else ("-",):
             odd = len(rows) % 2 == 1
@@ -47,7 +57,9 @@ def _crossed() -> dict[str, Policy]:
 
 POLICIES = {**_crossed(), **load_policies(SHEET)}
 CAUSAL = {name: p for name, p in POLICIES.items() if not p.clairvoyant}  # the emulator's
-FETCHING = {name: p for name, p in POLICIES.items() if p.lossless}
+TIMED = {name: p for name, p in POLICIES.items() if not p.in_place}  # simulator and engine take these
+FETCHING = {name: p for name, p in TIMED.items() if p.lossless}  # every miss enters a slot
+IN_PLACE = {name: p for name, p in POLICIES.items() if p.in_place}
 LOSSY = {name: p for name, p in POLICIES.items() if not p.lossless}
 BACKGROUND = {name: p for name, p in POLICIES.items() if p.beta is not None}
 
@@ -60,9 +72,19 @@ def residency(
     return Residency(layers=layers, experts=experts, top_k=top_k, slots=slots, rule=rule, lanes=lanes)
 
 
+def demand_of(trace) -> Demand:
+    """What one layer's trace itself asks for."""
+    return Demand(np.bincount(trace.chosen.ravel(), minlength=trace.scores.shape[1])[None], len(trace.chosen))
+
+
 def run(rule_of: Policy, trace, slots: int, *, delay: int = 1, demand=None):
-    """One layer's trace from a cold (or warm) start: (log, moves, residency)."""
+    """One layer's trace from a cold (or warm) start: (log, moves, residency).
+
+    Where nobody ever enters a slot it is warm by default: cold, nobody would be resident.
+    """
     held = residency(rule_of, trace.scores.shape[1], trace.chosen.shape[1], slots, delay=delay)
+    if rule_of.in_place and demand is None:
+        demand = demand_of(trace)
     if demand is not None:
         held.warm(demand)
     log, moves = held.decide(0, 0, trace.chosen, trace.weights, trace.scores)

@@ -31,6 +31,7 @@ class SlowLayer:
         self.decayed = [0.0] * experts
         self.A = [0.0] * experts
         self.unit = 1.0
+        self.account = 0.0
         self.step = 0
         self.moves: list[tuple[int, int, int, int, str]] = []  # step, expert, slot, victim, cause
         self.future: list[list[int]] = []  # belady: chosen of every event to come
@@ -101,6 +102,9 @@ class SlowLayer:
         hits = {e for e in chosen if kind[e] == "hit"}
         # 3
         misses = [e for e in by_rank if kind[e] == "fetch"]
+        pays = policy.miss_rule in ("few_heavy", "many_light")
+        if pays:
+            self.account += policy.share
         if policy.miss_rule == "threshold":
             for e in misses:
                 if e != by_rank[0] and not g[e] >= policy.tau:
@@ -114,6 +118,16 @@ class SlowLayer:
                 if spent + g[e] > policy.share:
                     break
                 spent += g[e]
+                kind[e] = "substitute"
+        elif pays:
+            heavy, left = policy.miss_rule == "few_heavy", self.account
+            tau = np.float32(policy.tau)
+            mine = [e for e in misses if e != by_rank[0] and (g[e] >= tau) == heavy]
+            wish = {e: (-g[e], by_rank.index(e)) if heavy else (g[e], -by_rank.index(e)) for e in mine}
+            for e in sorted(mine, key=wish.get):
+                if g[e] > left:
+                    break
+                left -= g[e]
                 kind[e] = "substitute"
         elif policy.miss_rule == "drop":
             for e in misses:
@@ -132,10 +146,15 @@ class SlowLayer:
                 standin[e] = min(free, key=lambda r: (-float(scores[r]), r))
             else:
                 standin[e] = min(free, key=lambda r: (-_hash(policy.seed, 2, 0, self.step, r), r))
+        for e in standin if pays else ():
+            self.account -= g[e]
         # 5
         used = hits | set(standin.values())
         for e in by_rank:
             if kind[e] != "fetch":
+                continue
+            if policy.eviction == "frozen":
+                kind[e] = "in_place"
                 continue
             if e in self.pending():
                 self._arrive(e, "promoted")
@@ -154,6 +173,8 @@ class SlowLayer:
                 self.A[e] = 0.0
             else:
                 self.A[e] += g[e]
+                if kind[e] == "in_place":
+                    self.last_use[e] = self.step
         if policy.standin_recency:
             for r in standin.values():
                 self.last_use[r] = self.step

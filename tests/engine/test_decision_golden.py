@@ -5,7 +5,7 @@ own scores, the selection score of a chosen expert is its weight, that of any ot
 the lowest id. Layers start with the named experts seated in slots 0, 1, ... and all counts at zero. Weights are sums of
 powers of two wherever a bound is met exactly.
 
-Kinds, in the router's order: H hit, F fetch, S substitute, D drop. Moves: (step, expert, slot, victim, cause), causes:
+Kinds, in the router's order: H hit, F fetch, S substitute, D drop, P computed in place. Moves: (step, expert, slot, victim, cause), causes:
 fetched, promoted, issued, arrived; victim -1 is nobody.
 """
 
@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 from policy_cases import identical, policy
 
-from engine.decision import ARRIVED, DROP, FETCH, FETCHED, HIT, ISSUED, PROMOTED, SUBSTITUTE, complete_load
+from engine.decision import ARRIVED, DROP, FETCH, FETCHED, HIT, IN_PLACE, ISSUED, PROMOTED, SUBSTITUTE, complete_load
 from engine.residency import Demand, Residency
 
-LETTER = {HIT: "H", FETCH: "F", SUBSTITUTE: "S", DROP: "D"}
+LETTER = {HIT: "H", FETCH: "F", SUBSTITUTE: "S", DROP: "D", IN_PLACE: "P"}
 CAUSE = {FETCHED: "fetched", PROMOTED: "promoted", ISSUED: "issued", ARRIVED: "arrived"}
 
 STANDIN = {"standin": "next_best", "standin_weight": "missing", "standin_recency": "yes"}
@@ -29,6 +29,8 @@ OWN = {**STANDIN, "standin_weight": "own"}
 FETCHES = {"id": "fetch", "miss_rule": "fetch", "eviction": "lru"}
 FIRST = {"id": "first", "miss_rule": "threshold", "tau": "inf", "eviction": "lru", **STANDIN}
 SUBSTITUTES = {"id": "all", "miss_rule": "substitute_all", "eviction": "lru", **STANDIN}
+HEAVY = {"id": "heavy", "miss_rule": "few_heavy", "eviction": "frozen", **STANDIN}
+LIGHT = {"id": "light", "miss_rule": "many_light", "eviction": "frozen", **STANDIN}
 
 
 class Layer:
@@ -62,6 +64,10 @@ class Layer:
     @property
     def residents(self):
         return self.held.state.slots["expert"][0].tolist()
+
+    @property
+    def account(self):
+        return float(self.held.state.rows["account"][0])
 
     def expert(self, field):
         return self.held.state.experts[field][0].tolist()
@@ -185,6 +191,66 @@ def test_golden_drop_never_drops_all():
     assert seen.weights == [[0.0, 1.0]]
     assert seen.moves == [(0, 4, 0, 0, "fetched")]
     assert layer.expert("missing_mass") == [0, 0, 0, 0.25, 0]
+
+
+# ---- an account of mass, and residents that stay ----------------------------------------------------------------
+def test_golden_few_heavy_waits_until_the_account_pays_for_the_heaviest():
+    # All miss; 4 is the first choice, 5 (.3125) and 6 (.25) weigh tau and more. Event 0: .28125 does not pay for 5, and
+    # 6, which it would pay for, is not reached. Event 1: .5625 pays for 5, the .25 that is left for 6, exactly.
+    layer = Layer({**HEAVY, "tau": "0.25", "share": "0.28125"}, E=8, K=4, S=4, seated=[0, 1, 2, 3])
+    event = {4: 0.375, 5: 0.3125, 6: 0.25, 7: 0.0625}
+    seen = layer.play(event, event)
+    assert seen.kinds == ["PPPP", "PSSP"]
+    assert seen.executed == [[4, 5, 6, 7], [4, 0, 1, 7]]
+    assert seen.moves == [] and layer.account == 0.0
+
+
+def test_golden_many_light_takes_the_lightest_the_account_pays_for():
+    # tau .25: 6 and 7 (.125 each) are light, 5 (.25) is not. Event 0: .1875 pays for one of the equals, the higher rank
+    # 7. Event 1: .0625 + .1875 pay for both; the stand-ins go out in rank order: 0 for 6, 1 for 7.
+    layer = Layer({**LIGHT, "tau": "0.25", "share": "0.1875"}, E=8, K=4, S=4, seated=[0, 1, 2, 3])
+    event = {4: 0.5, 5: 0.25, 6: 0.125, 7: 0.125}
+    seen = layer.play(event, event)
+    assert seen.kinds == ["PPPS", "PPSS"]
+    assert seen.executed == [[4, 5, 6, 0], [4, 5, 0, 1]]
+    assert layer.account == 0.0
+
+
+@pytest.mark.parametrize(("cells", "tau"), [(HEAVY, "0.25"), (LIGHT, "1")])
+def test_golden_of_equals_the_first_choice_is_kept(cells, tau):
+    # Four equal weights: 4, the lowest id, is the first choice. All the others are taken: .75 of the 1 that was paid in.
+    layer = Layer({**cells, "tau": tau, "share": "1"}, E=8, K=4, S=4, seated=[0, 1, 2, 3])
+    assert layer.play({5: 0.25, 4: 0.25, 7: 0.25, 6: 0.25}).kinds == ["SPSS"]
+    assert layer.account == 0.25
+
+
+@pytest.mark.parametrize(("eviction", "kinds", "residents"), [("frozen", "PSPP", [0, -1]), ("lru", "FSFF", [0, 4])])
+def test_golden_what_finds_no_stand_in_is_not_paid_for(eviction, kinds, residents):
+    # One resident, 0. 5 (.25) and 6 (.125) are both to be substituted: 0 stands in for 5, the lower rank, nobody for 6.
+    # Of the 1 that was paid in .25 is spent. Frozen, the three free slots stay free; lru fills them in rank order.
+    layer = Layer({**HEAVY, "eviction": eviction, "tau": "0.125", "share": "1"}, E=8, K=4, S=4, seated=[0])
+    assert layer.play({4: 0.5625, 5: 0.25, 6: 0.125, 7: 0.0625}).kinds == [kinds]
+    assert layer.account == 0.75
+    assert layer.residents[:2] == residents
+
+
+def test_golden_an_event_without_a_miss_pays_in_too():
+    # 0 and 1 are hits, twice: .125 + .125. Then 2 (.25, light) misses: .375 less .25.
+    layer = Layer({**LIGHT, "tau": "0.5", "share": "0.125"}, E=4, K=2, S=3, seated=[0, 1, 3])
+    assert layer.play({0: 0.5, 1: 0.5}, {1: 0.5, 0: 0.5}, {0: 0.75, 2: 0.25}).kinds == ["HH", "HH", "HS"]
+    assert layer.account == 0.125
+
+
+def test_golden_frozen_computes_a_miss_where_it_lies():
+    # Fetch rule: 4 misses twice and stays out, though slot 2 is free: no move, weights untouched. It ran, but not from
+    # a slot: its last use is the step, A grows to .25 + .25. Of the resident 0 the hit keeps A at zero.
+    layer = Layer({**FETCHES, "eviction": "frozen"}, E=6, K=2, S=3, seated=[0, 1])
+    seen = layer.play({0: 0.75, 4: 0.25}, {4: 0.25, 0: 0.75})
+    assert seen.kinds == ["HP", "PH"]
+    assert seen.executed == [[0, 4], [4, 0]] and seen.weights == [[0.75, 0.25], [0.25, 0.75]]
+    assert seen.moves == [] and layer.residents == [0, 1, -1]
+    assert layer.expert("last_used") == [1, -1, -1, -1, 1, -1]
+    assert layer.expert("missing_mass") == [0, 0, 0, 0, 0.5, 0]
 
 
 # ---- stand-ins --------------------------------------------------------------------------------------------------

@@ -12,9 +12,23 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from policy_cases import BACKGROUND, CAUSAL, FETCHING, LOSSY, POLICIES, identical, join, policy, residency, run
+from policy_cases import (
+    BACKGROUND,
+    CAUSAL,
+    FETCHING,
+    IN_PLACE,
+    LOSSY,
+    POLICIES,
+    demand_of,
+    identical,
+    join,
+    policy,
+    residency,
+    run,
+)
 from section3 import SlowLayer
 
+from engine import decision
 from engine.decision import (
     ARRIVED,
     DROP,
@@ -27,15 +41,18 @@ from engine.decision import (
     SUBSTITUTE,
     complete_load,
 )
+from engine.policies import PAYING
 from engine.residency import Demand
 
-KINDS = {HIT: "hit", FETCH: "fetch", SUBSTITUTE: "substitute", DROP: "drop"}
+KINDS = {HIT: "hit", FETCH: "fetch", SUBSTITUTE: "substitute", DROP: "drop", decision.IN_PLACE: "in_place"}
 CAUSES = {FETCHED: "fetched", PROMOTED: "promoted", ISSUED: "issued", ARRIVED: "arrived"}
 SLOTS = 6  # of 16 experts, top-4: two loads may pend
 
 over_policies = pytest.mark.parametrize("name", POLICIES)
 over_causal = pytest.mark.parametrize("name", CAUSAL)
 over_lossy = pytest.mark.parametrize("name", LOSSY)
+over_in_place = pytest.mark.parametrize("name", IN_PLACE)
+over_paying = pytest.mark.parametrize("name", [name for name, p in POLICIES.items() if p.miss_rule in PAYING])
 
 
 def one(trace, t):
@@ -76,7 +93,7 @@ def test_law_a_lossy_policy_visibly_acts(name, router_trace):
 def test_law_an_untouched_event_keeps_the_models_bits(name, router_trace):
     trace = router_trace(2, norm=False)
     log, _, _ = run(POLICIES[name], trace, SLOTS)
-    whole = ((log.kind == HIT) | (log.kind == FETCH)).all(axis=1)
+    whole = np.isin(log.kind, (HIT, FETCH, decision.IN_PLACE)).all(axis=1)
     assert whole.any()
     assert log.weights[whole].tobytes() == trace.weights[whole].tobytes()
     assert (log.executed[whole] == trace.chosen[whole]).all()
@@ -105,11 +122,16 @@ def test_law_all_slots_is_the_stock_model(name, router_trace):
 
 
 @pytest.mark.parametrize("eviction", ["fifo", "lfu", "lfu_decay", "lru", "random"])
-@pytest.mark.parametrize("lever", ["tau", "share"])
+@pytest.mark.parametrize("lever", ["tau", "share", "heavy", "light"])
 def test_law_a_lossy_rule_with_its_lever_at_zero_is_fetch(lever, eviction, router_trace):
     fetch = FETCHING[f"fetch_{eviction}" if eviction != "lfu_decay" else "fetch_lfu_decay"]
     fetch = replace(fetch, eviction=eviction, half_life_tokens=16.0 if eviction == "lfu_decay" else None)
-    rule = {"tau": {"miss_rule": "threshold", "tau": 1e-30}, "share": {"miss_rule": "mass_budget", "share": 0.0}}
+    rule = {
+        "tau": {"miss_rule": "threshold", "tau": 1e-30},
+        "share": {"miss_rule": "mass_budget", "share": 0.0},
+        "heavy": {"miss_rule": "few_heavy", "tau": 0.1, "share": 0.0},
+        "light": {"miss_rule": "many_light", "tau": 1.0, "share": 0.0},
+    }
     lossy = replace(fetch, standin="next_best", standin_weight="own", standin_recency=True, **rule[lever])
     a, moves_a, held_a = run(fetch, router_trace(5), SLOTS)
     b, moves_b, held_b = run(lossy, router_trace(5), SLOTS)
@@ -148,6 +170,60 @@ def test_law_substitute_all_warm_never_loads(router_trace):
     log, moves, _ = run(POLICIES["substitute_all"], router_trace(9), SLOTS, demand=demand)
     assert len(moves) == 0
     assert not (log.kind == FETCH).any()
+
+
+# ---- accounts and frozen residents ------------------------------------------------------------------------------
+@over_paying
+def test_law_an_account_holds_what_was_paid_in_less_what_was_substituted(name, router_trace):
+    log, _, held = run(POLICIES[name], router_trace(15), SLOTS)
+    paid_out = np.where(log.kind == SUBSTITUTE, log.g, 0).sum(axis=1, dtype=np.float64)  # [T]
+    account = np.cumsum(POLICIES[name].share - paid_out)
+    assert account.min() > -1e-9
+    assert held.state.rows["account"][0] == pytest.approx(account[-1], abs=1e-9)
+
+
+@over_paying
+@pytest.mark.parametrize("start", ["cold", "warm"])
+def test_law_heavy_and_light_keep_to_their_side_of_tau_and_off_the_first_choice(name, start, router_trace):
+    rule = replace(POLICIES[name], share=1.0)  # whatever it may substitute is paid for
+    demand = Demand(np.ones((1, 16), np.int64), 1) if start == "warm" else None
+    log, _, _ = run(rule, router_trace(16), SLOTS, demand=demand)
+    substituted, tau = log.kind == SUBSTITUTE, np.float32(rule.tau)
+    of_rule = log.g >= tau if rule.miss_rule == "few_heavy" else log.g < tau
+    is_first = np.arange(4) == log.first[:, None]
+    assert substituted.sum() > 20 and of_rule[substituted].all() and not (substituted & is_first).any()
+    if start == "warm":  # residents enough for every stand-in: nothing else is left of what the rule takes
+        assert np.isin(log.kind[of_rule & ~is_first], (HIT, SUBSTITUTE)).all()
+
+
+@pytest.mark.parametrize("rule", PAYING)
+def test_law_realised_mass_follows_the_level_while_the_supply_lasts(rule, router_trace):
+    trace = router_trace(17, T=2000)
+    arm = replace(IN_PLACE[f"{rule}_next_best_frozen"], tau=0.25)
+
+    def mass(level):
+        log, _, _ = run(replace(arm, share=level), trace, SLOTS)
+        return float(np.where(log.kind == SUBSTITUTE, log.g, 0).sum(axis=1).mean())
+
+    supply = mass(1.0)
+    for share in (0.25, 0.5, 0.75):
+        assert mass(share * supply) == pytest.approx(share * supply, abs=1 / 2000)  # less than one weight is left over
+    assert mass(2 * supply) <= supply + 1e-9
+
+
+@over_in_place
+def test_law_frozen_residents_never_change(name, router_trace):
+    for demand in (None, Demand(np.random.default_rng(3).integers(0, 50, (1, 16)), 50)):
+        held = residency(IN_PLACE[name], 16, 4, SLOTS)
+        if demand is not None:
+            held.warm(demand)
+        before = held.state.slots.copy()
+        trace = router_trace(18)
+        log, moves = held.decide(0, 0, trace.chosen, trace.weights, trace.scores)
+        assert len(moves) == 0 and not (log.kind == FETCH).any()
+        assert demand is not None or (log.kind == decision.IN_PLACE).any()  # cold, no miss finds a stand-in
+        assert all((before[field] == held.state.slots[field]).all() for field in ("expert", "load"))
+        assert (held.state.rows["free"] == (SLOTS if demand is None else 0)).all()
 
 
 # ---- caches -----------------------------------------------------------------------------------------------------
@@ -192,6 +268,8 @@ def test_law_splitting_a_scan_changes_nothing(name, pieces, router_trace):
     trace = router_trace(11, T=60, topic_tokens=20)
     whole, moves_whole, held_whole = run(CAUSAL[name], trace, SLOTS, delay=3)
     held = residency(CAUSAL[name], 16, 4, SLOTS, delay=3)
+    if CAUSAL[name].in_place:
+        held.warm(demand_of(trace))
     logs, moves, start = [], [], 0
     for T in pieces:
         part = slice(start, start + T)
@@ -308,10 +386,11 @@ def check_books(held, chosen, log):
     (executed,), (kinds,), (weights,) = log.executed, log.kind, log.weights
     ran = executed[executed >= 0].tolist()
     assert len(set(ran)) == len(ran) > 0
-    assert set(ran) <= set(in_slot), "executed without being resident"
+    assert set(executed[np.isin(kinds, (HIT, FETCH, SUBSTITUTE))]) <= set(in_slot), "ran without being resident"
     for e, runs, kind, weight in zip(chosen, executed, kinds, weights, strict=True):
-        if kind in (HIT, FETCH):
+        if kind in (HIT, FETCH, decision.IN_PLACE):
             assert runs == e
+            assert kind != decision.IN_PLACE or e not in in_slot
         elif kind == SUBSTITUTE:
             assert runs not in chosen
         else:
@@ -405,6 +484,7 @@ def test_law_every_decision_is_that_of_the_design_read_slowly(router_trace, situ
             ("loaded_at", slow.loaded_at),
         ):
             assert expected is None or experts[field].tolist() == expected, (t, field)
+        assert held.state.rows["account"][0] == slow.account
 
 
 # ---- completion told from outside -------------------------------------------------------------------------------

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from policy_cases import FETCHING, LOSSY, POLICIES, run
+from policy_cases import FETCHING, IN_PLACE, LOSSY, POLICIES, run
 from safetensors.numpy import save_file
 
+from engine import decision
 from engine.decision import ARRIVED, DROP, FETCH, FETCHED, HIT, ISSUED, PROMOTED, SUBSTITUTE
 from engine.errors import UserError
 from engine.log import DecisionLog, add_counts, count, load_log
@@ -53,6 +54,28 @@ def test_law_counts_of_two_logs_are_those_of_both_together():
     assert add_counts(count(one), count(other)) == pytest.approx(count(both))
 
 
+def test_golden_what_is_computed_in_place_is_no_fetch_and_no_load():
+    # The fetch of the small log becomes IN_PLACE (4), its move goes: a miss still, two loads.
+    log = small_log()
+    kind = np.where(log.kind == FETCH, np.int8(decision.IN_PLACE), log.kind)
+    counts = count(replace(log, kind=kind, moves=log.moves[1:]))
+    assert {name: counts[name] for name in ("hits", "fetches", "in_place", "loads")} == {
+        "hits": 2,
+        "fetches": 0,
+        "in_place": 1,
+        "loads": 2,
+    }
+    assert counts["miss_rate"] == pytest.approx(4 / 6)
+
+
+def test_bug_counts_of_an_older_record_have_no_in_place():
+    old = count(small_log())
+    del old["in_place"]
+    for one, other in ((old, count(small_log())), (count(small_log()), old), (old, old)):
+        both = add_counts(one, other)
+        assert both["fetches"] == 2 and both.get("in_place", 0) == 0
+
+
 def test_golden_counts():
     # Six demands: two hits, a fetch, two substitutions (.375 and .25 over two events: .3125), one drop (.5: .25). Of
     # the two first choices one was dropped. Loads: one fetched, two issued; the promoted one was issued before.
@@ -63,6 +86,7 @@ def test_golden_counts():
         "fetches": 1,
         "substitutions": 2,
         "drops": 1,
+        "in_place": 0,
         "first_choices_changed": 1,
         "miss_rate": pytest.approx(4 / 6),
         "substituted_share": pytest.approx(2 / 6),
@@ -86,7 +110,9 @@ def test_law_what_is_loaded_was_missed(name, router_trace):
         log.executed[:, None], log.weights[:, None], log.kind[:, None], log.first[:, None], g[:, None], table
     )
     counts = count(whole)
-    assert counts["hits"] + counts["fetches"] + counts["substitutions"] + counts["drops"] == counts["demands"] == 800
+    kinds = ("hits", "fetches", "substitutions", "drops", "in_place")
+    assert sum(counts[name] for name in kinds) == counts["demands"] == 800
+    assert counts["fetches" if name in IN_PLACE else "in_place"] == 0
     pending = int(held.state.rows["pending"][0])
     assert counts["background_issued"] == counts["background_arrived"] + counts["promoted"] + pending
     assert counts["loads"] == counts["fetches"] - counts["promoted"] + counts["background_issued"]

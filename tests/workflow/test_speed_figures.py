@@ -12,9 +12,9 @@ import pytest
 from pictures import draw, legible_words, markers, module, script
 from speed_cases import LOCAL_DISK, MACHINES, MISSES, PCIE, SDCARD, SLOTS, curves_table, speed_table
 
-from engine.decision import EVICTIONS
 from engine.errors import UserError
 from engine.files import sha256
+from engine.policies import MOVING
 from evals.figures import POOLED, save
 from evals.speed_figures import change, models_title, primary_slots, times
 from evals.speed_tables import read_curves, read_speed
@@ -191,14 +191,14 @@ def test_a_time_without_a_loss_is_not_drawn_but_named(tmp_path):
 # ---- misses by slots -------------------------------------------------------------------------------------------------
 def test_every_eviction_has_a_look_of_its_own_and_belady_alone_is_dashed():
     style = module(script("misses_by_slots")).LOOKS
-    assert set(style) == set(EVICTIONS) and len(set(style.values())) == len(style)
+    assert set(style) == set(MOVING) and len(set(style.values())) == len(style)
     assert [eviction for eviction, look in style.items() if look.pattern == "--"] == ["belady"]
 
 
 def test_one_model_and_one_budget_are_legible(tmp_path):
     table = curves_table(("reference",)).query("slots_count == 64")
     figure, points = draw("misses_by_slots", read_curves(write(table, tmp_path / "c.csv")))
-    assert "% at 25 %" in legible_words(figure) and len(points) == len(EVICTIONS)
+    assert "% at 25 %" in legible_words(figure) and len(points) == len(MOVING)
 
 
 # ---- tables ----------------------------------------------------------------------------------------------------------

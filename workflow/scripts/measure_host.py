@@ -53,7 +53,7 @@ def main() -> None:
     host, folder = this_host(a.host, a.threads), Path(a.out)
     links, skipped = host_links(host, [name for name, *_ in a.link])
     sheet = load_policies(a.policies)
-    policies = [p for p in (find_policy(sheet, name) for name in a.policy) if not p.clairvoyant]
+    policies = [p for p in (find_policy(sheet, name) for name in a.policy) if not (p.clairvoyant or p.in_place)]
     torch.set_num_threads(a.threads)
     tokenizer, bos = load_tokenizer(a.store)
     texts = {text.id: text for text in load_texts(a.texts, tokenizer, bos, a.first)}
@@ -107,7 +107,7 @@ def arguments() -> argparse.Namespace:
         help="of the profile: the first tokens of so many documents of each text, so often; may be repeated",
     )
     parser.add_argument("--policies", required=True, help="the sheet")
-    parser.add_argument("--policy", nargs="+", required=True, help="ids; clairvoyant ones are left out")
+    parser.add_argument("--policy", nargs="+", required=True, help="ids; clairvoyant ones are left out, and those that compute in place")
     parser.add_argument("--texts", nargs="+", required=True, help="resolved texts")
     parser.add_argument("--first", type=int, help="the first documents of each text alone, as its trace has them")
     parser.add_argument("--demand", required=True)

@@ -17,13 +17,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from engine.decision import EVICTIONS
 from engine.demand import load_demand
 from engine.errors import error, main_guard
 from engine.files import atomic
 from engine.geometry import Geometry
 from engine.host import load_host
-from engine.policies import BASELINE, Policy, find_policy, load_policies
+from engine.policies import BASELINE, MOVING, Policy, find_policy, load_policies
 from engine.residency import Demand
 from engine.simulator import miss_curves
 from engine.timing import offload_links
@@ -76,7 +75,7 @@ def budgets(given: list[str] | None, trace: TraceFile) -> list[int]:
 
 
 def curves(trace: TraceFile, slots: list[int], demand: Demand | None, baseline: Policy) -> list[dict]:
-    policies = [fetching_policy(baseline, eviction) for eviction in EVICTIONS]
+    policies = [fetching_policy(baseline, eviction) for eviction in MOVING]
     rows = miss_curves(trace, policies, slots, demand=demand)
     return [{"eviction" if key == "policy" else key: value for key, value in row.items()} for row in rows]
 

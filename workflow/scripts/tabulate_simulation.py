@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pandas as pd
 
-from engine.decision import EVICTIONS
 from engine.demand import load_demand
 from engine.errors import main_guard
 from engine.files import atomic
 from engine.log import load_log
-from engine.policies import BASELINE, Policy, find_policy, load_policies
+from engine.policies import BASELINE, MOVING, Policy, find_policy, load_policies
 from engine.simulator import decide, miss_curves, open_loop_error
 from engine.trace_file import open_trace
 from evals.jobs import Progress
@@ -40,7 +39,7 @@ def main() -> None:
         traces = [load(open_trace(results / "traces" / model / f"{text}.safetensors")) for text in record["texts"]]
         demand = load_demand(results / "calibration" / f"{model}.safetensors")
         curves += model_curves(model, traces, demand, is_rehearsal(record), sheet[BASELINE])
-        lossy = [policy.record for policy in policies.values() if sheet[policy.record["policy"]].lossless is False]
+        lossy = [own.record for name, own in policies.items() if not (sheet[name].lossless or sheet[name].in_place)]
         errors += model_errors(model, lossy, traces, demand, sheet, a.delay, results / "decisions" / model)
     for path, rows in ((a.out_curves, curves), (a.out_errors, errors)):
         with atomic(path) as temporary:
@@ -51,7 +50,7 @@ def model_curves(model: str, traces, demand, rehearsal: bool, baseline: Policy) 
     """Over all texts, each from the warm start."""
     experts, top_k = traces[0].experts, traces[0].top_k
     budgets = sorted({slots for p in BUDGETS_PERCENT if (slots := int(experts * p / 100)) >= top_k})
-    policies = [fetching_policy(baseline, eviction) for eviction in EVICTIONS]
+    policies = [fetching_policy(baseline, eviction) for eviction in MOVING]
     progress = Progress(f"miss rates of {model}", sum(t.tokens for t in traces) * len(policies) * len(budgets))
     found: dict[tuple[str, int], list[dict]] = {}
     for trace in traces:
