@@ -137,6 +137,39 @@ FAULTS: dict[str, Fault] = {
         "log.kind[t, k] = HIT if kind[rank] == SUBSTITUTE else kind[rank]",
         GOLDEN + "test_golden_a_stand_in_is_no_hit_and_no_demand",
     ),
+    # ---- accounts and frozen residents
+    "account_not_asked": Fault(
+        DECISION,
+        "if heaviest == 0 or g[heaviest] > left:",
+        "if heaviest == 0:",
+        GOLDEN + "test_golden_few_heavy_waits_until_the_account_pays_for_the_heaviest",
+    ),
+    "first_choice_taken_for_light": Fault(
+        DECISION,
+        "for k in range(kind.size - 1, 0, -1):",
+        "for k in range(kind.size - 1, -1, -1):",
+        LAWS + "test_law_heavy_and_light_keep_to_their_side_of_tau_and_off_the_first_choice"
+        "[warm-many_light_next_best_frozen]",
+    ),
+    "paid_without_a_stand_in": Fault(
+        DECISION,
+        "                    else:\n                        kind[rank] = FETCH\n",
+        "                    else:\n                        kind[rank] = FETCH\n"
+        "                        row.account -= pays * g[rank]\n",
+        GOLDEN + "test_golden_what_finds_no_stand_in_is_not_paid_for[frozen-PSPP-residents0]",
+    ),
+    "frozen_fetches": Fault(
+        DECISION,
+        "            if rule.eviction == 6:\n",
+        "            if rule.eviction == 7:\n",
+        GOLDEN + "test_golden_frozen_computes_a_miss_where_it_lies",
+    ),
+    "in_place_clears_the_missing_mass": Fault(
+        DECISION,
+        "if kind[rank] == HIT or kind[rank] == FETCH:",
+        "if kind[rank] == HIT or kind[rank] == FETCH or kind[rank] == IN_PLACE:",
+        GOLDEN + "test_golden_frozen_computes_a_miss_where_it_lies",
+    ),
     # ---- slots
     "victim_from_slots_in_use": Fault(
         DECISION,

@@ -107,6 +107,18 @@ def test_law_a_lossless_policy_is_the_stock_model_at_any_slots(family, tiny_moe,
     assert counts["fetches"] == counts["loads"] == counts["demands"] - counts["hits"]
 
 
+def test_law_misses_computed_in_place_are_the_stock_model(family, tiny_moe, random_ids):
+    model, ids = tiny_moe(family), random_ids(TOKENS, seed=3)
+    stock = model(ids).logits
+    with attach(model) as attachment:
+        demand = calibrate(attachment, model, ids).demand()
+        emulator = Emulator(attachment, POLICIES["fetch_frozen"], slots=SLOTS, demand=demand)
+        assert torch.equal(decode(emulator, model, ids), stock)
+        counts = count(emulator.log())
+    assert 0 < counts["hits"] < counts["demands"] and counts["fetches"] == counts["loads"] == 0
+    assert counts["in_place"] == counts["demands"] - counts["hits"]
+
+
 def test_weights_that_want_gradients_stopped_the_emulator(tiny_moe, random_ids):
     """As from_pretrained gives them to whoever forgets torch.no_grad()."""
     model, ids = tiny_moe("qwen3_moe_raw").requires_grad_(True), random_ids(TOKENS, seed=3)
@@ -121,7 +133,8 @@ def test_law_a_lossy_policy_visibly_acts(family, tiny_moe, random_ids):
     stock = model(ids).logits
     with attach(model) as attachment:
         demand = calibrate(attachment, model, ids).demand()
-        for name in ("first_choice", "substitute_all", "drop_lru", "mass_budget_random_lru_background"):
+        names = ("first_choice", "substitute_all", "drop_lru", "mass_budget_random_lru_background")
+        for name in (*names, "few_heavy_next_best_frozen", "many_light_random_frozen"):
             emulator = Emulator(attachment, LOSSY[name], slots=SLOTS, demand=demand)
             logits = decode(emulator, model, ids)
             counts = count(emulator.log())
@@ -261,7 +274,7 @@ def test_agreement_of_the_emulator_and_the_replay_of_a_trace(tiny_moe, random_id
     model, ids = tiny_moe("deepseek_v3"), random_ids(TOKENS, seed=10)
     with attach(model) as attachment:
         trace = calibrate(attachment, model, ids)
-        for name in ("fetch_lfu_decay", "fetch_lru", "fetch_fifo", "fetch_random"):
+        for name in ("fetch_lfu_decay", "fetch_lru", "fetch_fifo", "fetch_frozen", "fetch_random"):
             emulator = Emulator(attachment, POLICIES[name], slots=SLOTS, demand=trace.demand())
             decode(emulator, model, ids)
             assert same_log(emulator.log(), replay(trace, POLICIES[name], slots=SLOTS, demand=trace.demand())), name
@@ -323,7 +336,7 @@ def test_law_prefill_is_exact_and_moves_the_state_as_fetch(tiny_moe, random_ids)
     stock = model(ids[:, :TOKENS]).logits
     with attach(model) as attachment:
         trace = calibrate(attachment, model, ids[:, :TOKENS])
-        for name in ("speed_first", "substitute_all", "drop_lru", "fetch_lru"):
+        for name in ("speed_first", "substitute_all", "drop_lru", "fetch_lru", "few_heavy_next_best_frozen"):
             policy = POLICIES[name]
             emulator = Emulator(attachment, policy, slots=SLOTS)
             with emulator.phase("prefill"):
@@ -341,6 +354,20 @@ def test_law_prefill_is_exact_and_moves_the_state_as_fetch(tiny_moe, random_ids)
                 assert (emulator.residency.state.slots[field] == scan.state.slots[field]).all(), name
             for field in ("last_used", "demand", "decayed", "missing_mass"):
                 assert (emulator.residency.state.experts[field] == scan.state.experts[field]).all(), name
+
+
+@pytest.mark.parametrize("name", ["few_heavy_next_best_frozen", "fetch_frozen", "many_light_next_best_frozen"])
+def test_law_a_prefill_of_frozen_residents_changes_none_and_pays_nothing_in(name, tiny_moe, random_ids):
+    model, ids = tiny_moe("qwen3_moe"), random_ids(TOKENS, seed=14)
+    stock = model(ids).logits
+    with attach(model) as attachment:
+        emulator = Emulator(attachment, POLICIES[name], slots=SLOTS, demand=calibrate(attachment, model, ids).demand())
+        before = emulator.residency.state.slots["expert"].copy()
+        with emulator.phase("prefill"):
+            assert torch.equal(model(ids).logits, stock)
+        state = emulator.residency.state
+        assert (state.slots["expert"] == before).all() and (state.rows["step"] == TOKENS).all()
+        assert (state.rows["account"] == 0).all()
 
 
 def test_law_prefill_makes_the_continuation_hit(tiny_moe, random_ids):

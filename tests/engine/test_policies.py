@@ -107,6 +107,21 @@ WRONG_CELLS = {
     "share_not_read": ({"share": "0.1"}, "share '0.1' but miss_rule threshold does not read it"),
     "share_above_one": ({"miss_rule": "mass_budget", "tau": "-", "share": "1.5"}, "share '1.5'; expected a number in"),
     "share_nan": ({"miss_rule": "mass_budget", "tau": "-", "share": "nan"}, "share 'nan'"),
+    "tau_above_one_for_a_rule_that_pays": (
+        {"miss_rule": "few_heavy", "tau": "1.5", "share": "0.1"},
+        "tau '1.5'; expected a number in (0, 1]",
+    ),
+    "tau_infinite_for_a_rule_that_pays": (
+        {"miss_rule": "many_light", "tau": "inf", "share": "0.1"},
+        "tau 'inf'; expected a number in (0, 1]",
+    ),
+    "level_missing": ({"miss_rule": "many_light"}, "share '-'; expected a number in (0, 1]"),
+    "level_zero": ({"miss_rule": "few_heavy", "share": "0"}, "share '0'; expected a number in (0, 1]"),
+    "background_with_frozen": (
+        {"eviction": "frozen", "half_life_tokens": "-"},
+        "beta '0.5' with eviction frozen; expected '-', as nobody enters a slot",
+    ),
+    "half_life_with_frozen": ({"eviction": "frozen", "beta": "-"}, "half_life_tokens '128' but eviction frozen does not"),
     "renormalise_not_read": ({"renormalise": "no"}, "renormalise 'no' but miss_rule threshold"),
     "renormalise_word": (
         {

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from policy_cases import BACKGROUND, CAUSAL, FETCHING, POLICIES, policy, residency
+from policy_cases import BACKGROUND, FETCHING, IN_PLACE, POLICIES, TIMED, policy, residency
 from trace_cases import Chunked, by_hand, stacked
 
 import engine.clock
@@ -177,8 +177,9 @@ def test_golden_layers_share_the_link():
 
 
 # ---- laws ------------------------------------------------------------------------------------------------------------
+CAUSAL = {name: p for name, p in TIMED.items() if not p.clairvoyant}
 over_causal = pytest.mark.parametrize("name", CAUSAL)
-over_all = pytest.mark.parametrize("name", POLICIES)
+over_all = pytest.mark.parametrize("name", TIMED)
 
 
 @over_all
@@ -472,3 +473,15 @@ def test_the_compiled_clock_is_bound_to_the_decision():
     """numba's cache on disk does not see that a called file has changed; the hash in the closure makes it look anew."""
     closure = [cell.cell_contents for cell in engine.clock.run.py_func.__closure__]
     assert closure == [sha256(engine.decision.__file__)]
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_a_policy_that_computes_in_place_is_refused_by_name(name, trace, demand):
+    said = rf"^policy '{name}' \(eviction frozen\) in the simulator; expected a policy that fetches .*; run it in the"
+    for run in (
+        lambda: simulate(trace, IN_PLACE[name], timing(), demand=demand),
+        lambda: decide(trace, IN_PLACE[name], slots=S, demand=demand),
+        lambda: miss_curves(trace, [IN_PLACE[name]], [S], demand=demand),
+    ):
+        with pytest.raises(UserError, match=said):
+            run()
