@@ -533,12 +533,14 @@ def decide_event(slots, experts, row, rule, events, t, log, moves, n, work):
                     else:
                         kind[rank] = FETCH
 
-        # 5. fetches in rank order: a pending load is promoted; else a free slot, else the victim's. Frozen: no fetches
+        # frozen: what is left to be fetched is computed where it lies
+        for rank in range(K if rule.eviction == 6 else 0):
+            if kind[rank] == FETCH:
+                kind[rank] = IN_PLACE
+
+        # 5. fetches in rank order: a pending load is promoted; else a free slot, else the victim's
         for rank in range(K):
             if kind[rank] != FETCH:
-                continue
-            if rule.eviction == 6:
-                kind[rank] = IN_PLACE
                 continue
             e = chosen[t, order[rank]]
             if experts[e].load_slot >= 0:

@@ -160,8 +160,8 @@ FAULTS: dict[str, Fault] = {
     ),
     "frozen_fetches": Fault(
         DECISION,
-        "            if rule.eviction == 6:\n",
-        "            if rule.eviction == 7:\n",
+        "range(K if rule.eviction == 6 else 0)",
+        "range(0)",
         GOLDEN + "test_golden_frozen_computes_a_miss_where_it_lies",
     ),
     "in_place_clears_the_missing_mass": Fault(
