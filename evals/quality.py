@@ -124,6 +124,19 @@ def emulate(
 ) -> tuple[np.ndarray, DecisionLog]:
     """One lossy cell in the emulator: losses [tokens] and the decision log."""
     emulator = Emulator(attachment, policy, slots=slots, demand=demand, delay=delay)
+    return run_emulator(model, emulator, text, context=context, bos=bos, progress=progress)
+
+
+def run_emulator(
+    model,
+    emulator: Emulator,
+    text: Text,
+    *,
+    context: int,
+    bos: int | None,
+    progress: Callable[[int], None] | None = None,
+) -> tuple[np.ndarray, DecisionLog]:
+    """A text through an emulator as it stands: losses [tokens] and the decision log."""
     with emulator.phase("decode"):
         loss = losses(model, text.documents, context=context, bos=bos, progress=progress)
     return loss, emulator.log()

@@ -71,6 +71,14 @@ class Sweep:
 
 
 @dataclass(frozen=True)
+class ExperimentB:
+    """Few heavy against many light substitutions."""
+
+    slots: str  # id
+    tokens: int  # of every document, the first
+
+
+@dataclass(frozen=True)
 class Settings:
     models: dict[str, Model]
     policies: dict[str, Policy]
@@ -86,6 +94,7 @@ class Settings:
     probe: str  # full | quick | none
     measure: Measure
     sweep: Sweep
+    experiment_b: ExperimentB
     this_host: str  # id of the profile of this machine, a key of hosts
 
 
@@ -164,6 +173,7 @@ def check(config: object, where: str | Mapping[str, str] = "config/config.yaml")
         probe=config["probe"],
         measure=_measure(config, sheet, where["measure"]),
         sweep=_sweep(config, where["sweep"]),
+        experiment_b=_experiment_b(config, where["experiment_b"]),
         this_host=this_host,
     )
 
@@ -195,10 +205,20 @@ def _sweep(config: dict, where: str) -> Sweep:
     if BASELINE not in policies:
         found = f"{where}: sweep.sheet is {wanted['sheet']}, which has no {BASELINE}"
         raise error(found, "the baseline among its rows", "add it: losses are paired with it")
-    if wanted["slots"] not in config["slots"]:
-        found = f"{where}: sweep.slots names '{wanted['slots']}'"
-        raise error(found, "one of slots", nearest(wanted["slots"], config["slots"]))
+    _check_budget("sweep", config, where)
     return Sweep(policies, wanted["slots"], int(wanted["tokens"]))
+
+
+def _experiment_b(config: dict, where: str) -> ExperimentB:
+    _check_budget("experiment_b", config, where)
+    return ExperimentB(config["experiment_b"]["slots"], int(config["experiment_b"]["tokens"]))
+
+
+def _check_budget(key: str, config: dict, where: str) -> None:
+    """UserError where `<key>.slots` is no name of `slots`."""
+    name = config[key]["slots"]
+    if name not in config["slots"]:
+        raise error(f"{where}: {key}.slots names '{name}'", "one of slots", nearest(name, config["slots"]))
 
 
 def find_hosts(folder: str, where: str) -> tuple[dict[str, Path], str]:

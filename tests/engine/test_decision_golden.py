@@ -5,8 +5,8 @@ own scores, the selection score of a chosen expert is its weight, that of any ot
 the lowest id. Layers start with the named experts seated in slots 0, 1, ... and all counts at zero. Weights are sums of
 powers of two wherever a bound is met exactly.
 
-Kinds, in the router's order: H hit, F fetch, S substitute, D drop, P computed in place. Moves: (step, expert, slot, victim, cause), causes:
-fetched, promoted, issued, arrived; victim -1 is nobody.
+Kinds, in the router's order: H hit, F fetch, S substitute, D drop, P computed in place. Moves: (step, expert, slot,
+victim, cause), causes: fetched, promoted, issued, arrived; victim -1 is nobody.
 """
 
 from __future__ import annotations
@@ -218,7 +218,7 @@ def test_golden_many_light_takes_the_lightest_the_account_pays_for():
 
 @pytest.mark.parametrize(("cells", "tau"), [(HEAVY, "0.25"), (LIGHT, "1")])
 def test_golden_of_equals_the_first_choice_is_kept(cells, tau):
-    # Four equal weights: 4, the lowest id, is the first choice. All the others are taken: .75 of the 1 that was paid in.
+    # Four equal weights: 4, the lowest id, is the first choice. The others are taken: .75 of the 1 that was paid in.
     layer = Layer({**cells, "tau": tau, "share": "1"}, E=8, K=4, S=4, seated=[0, 1, 2, 3])
     assert layer.play({5: 0.25, 4: 0.25, 7: 0.25, 6: 0.25}).kinds == ["SPSS"]
     assert layer.account == 0.25

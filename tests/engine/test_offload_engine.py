@@ -287,7 +287,7 @@ def test_slots_that_cannot_be_are_refused(both, slots):
 
 
 def test_a_policy_that_computes_in_place_is_refused_by_name(both):
-    with pytest.raises(UserError, match=r"policy 'first_choice' \(eviction frozen\) in the engine; expected a policy that"):
+    with pytest.raises(UserError, match=r"policy 'first_choice' \(eviction frozen\) in the engine; expected"):
         both.engine("first_choice", 6, eviction="frozen", half_life_tokens=None)
 
 

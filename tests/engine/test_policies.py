@@ -121,7 +121,10 @@ WRONG_CELLS = {
         {"eviction": "frozen", "half_life_tokens": "-"},
         "beta '0.5' with eviction frozen; expected '-', as nobody enters a slot",
     ),
-    "half_life_with_frozen": ({"eviction": "frozen", "beta": "-"}, "half_life_tokens '128' but eviction frozen does not"),
+    "half_life_with_frozen": (
+        {"eviction": "frozen", "beta": "-"},
+        "half_life_tokens '128' but eviction frozen",
+    ),
     "renormalise_not_read": ({"renormalise": "no"}, "renormalise 'no' but miss_rule threshold"),
     "renormalise_word": (
         {

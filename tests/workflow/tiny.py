@@ -244,6 +244,7 @@ class Scratch:
                 "links": {name: dict(LINK) for name in ("disk", "sdcard")},
             },
             "sweep": {"sheet": "config/sweep.tsv", "slots": "s50", "tokens": SWEEP_TOKENS},
+            "experiment_b": {"slots": "s50", "tokens": SWEEP_TOKENS},
             "statistics": {"level": 0.95, "replicates": 199, "seed": 1},
         }
         self.configure()

@@ -107,7 +107,7 @@ def arguments() -> argparse.Namespace:
         help="of the profile: the first tokens of so many documents of each text, so often; may be repeated",
     )
     parser.add_argument("--policies", required=True, help="the sheet")
-    parser.add_argument("--policy", nargs="+", required=True, help="ids; clairvoyant ones are left out, and those that compute in place")
+    parser.add_argument("--policy", nargs="+", required=True, help="ids; clairvoyant and frozen ones are left out")
     parser.add_argument("--texts", nargs="+", required=True, help="resolved texts")
     parser.add_argument("--first", type=int, help="the first documents of each text alone, as its trace has them")
     parser.add_argument("--demand", required=True)
