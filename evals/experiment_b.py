@@ -198,7 +198,7 @@ def why_not(masses: dict, interval: Interval, foreseen: float | None) -> str | N
     if not masses["equal"]:
         return (
             f"at the {DECIDES} level the arms realise a mass of {masses[HEAVY]:.4g} and {masses[LIGHT]:.4g}, "
-            f"more than {TOLERANCE:.0%} apart"
+            f"more than {100 * TOLERANCE:g} % apart"
         )
     if foreseen is None:
         return f"no standard error to foresee a power from: {interval.reason or 'too few test documents'}"

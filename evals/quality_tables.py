@@ -26,6 +26,7 @@ COUNTS = [
     "fetches",
     "substitutions",
     "drops",
+    "in_place",
     "first_choices_changed",
     "loads",
     "background_issued",
@@ -121,7 +122,7 @@ def pool(cells: list[dict]) -> dict:
     row = {key: cells[0][key] for key in ("slots", "slots_percent", "slots_count", "lossless")}
     row |= {"text": "all", "topic": "all", "status": "ok"}
     for key in (*COUNTS, "tokens", "words", "bytes", "documents"):
-        row[key] = sum(cell[key] for cell in cells)
+        row[key] = sum(cell.get(key, 0) for cell in cells)  # an older record counts less
     nll = sum(np.log(cell["token_perplexity"]) * cell["tokens"] for cell in cells)
     for name in ("token", "word", "byte"):
         row[f"{name}_perplexity"] = perplexity(nll, row[f"{name}s"])

@@ -31,6 +31,18 @@ class Scored:
         return str(self.record.get("provenance", {}).get("model", "unknown"))
 
 
+def read_json(path: str | Path, *keys: str) -> dict:
+    """What a JSON file of ours holds. UserError: not there, not JSON, without one of the keys."""
+    try:
+        value = json.loads(Path(path).read_text(encoding="utf-8"))
+        for key in keys:
+            value[key]
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError) as exc:
+        expected = f"a file with {', '.join(keys)}"
+        raise error(f"{path}: {type(exc).__name__} {exc}", expected, "delete it and run again") from None
+    return value
+
+
 def read_record(path: str | Path, *keys: str) -> dict:
     """A record with model, policy, cells and the keys named."""
     try:

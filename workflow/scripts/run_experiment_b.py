@@ -72,7 +72,7 @@ def main() -> None:
             progress=progress.advance,
         )
         of_run = {"slots": slots_id, "slots_percent": float(percent), "texts": {t.id: t.sha256 for t in calibration}}
-        head = {"schema": "experiment-b-pilot-1", "model": a.model}
+        head = {"schema": "experiment-b-pilot-1", "model": a.model, "expert_bytes": expert_bytes(attachment)}
         write_json(a.out / "pilot.json", head | found | of_run | {"provenance": facts})
         if not found["go"]:
             print(f"{a.model}: experiment B stops after its pilot: {found['reason']}")

@@ -10,7 +10,6 @@ Paths are relative to the index. Without --texts only the files and the cells wi
 
 import argparse
 import ast
-import json
 import os
 import sys
 from pathlib import Path
@@ -22,6 +21,7 @@ from engine.files import sha256, write_text
 from engine.policies import BASELINE
 from evals.figures import POOLED, model_title, ok_rows, read_table, slots_title, without_result
 from evals.measured_tables import ENGINE, pooled, read_errors, read_measured, worst
+from evals.records import read_json
 
 RETRY = "make retry"
 ABOUT = {
@@ -81,17 +81,6 @@ def main() -> None:
     write_text(a.out, "\n".join(lines) + "\n")
     if len(lost) or absent:
         print(f"{a.out}: {lines[2]}; the reasons stand there, `{RETRY}` runs them again", file=sys.stderr)
-
-
-def read_json(path: str | Path, *keys: str) -> dict:
-    try:
-        value = json.loads(Path(path).read_text(encoding="utf-8"))
-        for key in keys:
-            value[key]
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError) as exc:
-        expected = f"a file with {', '.join(keys)}"
-        raise error(f"{path}: {type(exc).__name__} {exc}", expected, "delete it and run again") from None
-    return value
 
 
 def status_line(lost: pd.DataFrame, absent: list[dict]) -> str:
