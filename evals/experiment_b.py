@@ -110,7 +110,8 @@ def pilot(
     is read; comparisons: of the Holm family that the test is in. options: context, bos, progress of `emulate`.
     """
     tau = 1.0 / attachment.top_k
-    found = {"go": False, "reason": None, "tau": tau, "slots_count": slots, "experts": attachment.experts}
+    found = {"status": "ok", "go": False, "reason": None, "tau": tau}
+    found |= {"slots_count": slots, "experts": attachment.experts}
     try:
         exact = [record_routing(model, attachment, text, **options) for text in texts]
         by_layer = supply(exact, tau, slots=slots, demand=demand)
@@ -127,7 +128,8 @@ def pilot(
             if policy.standin != "random"
         }
     except CELL_FAILURES as exc:
-        return found | {"reason": f"the pilot failed: {type(exc).__name__}: {' '.join(str(exc).split())}"}
+        reason = f"the pilot failed: {type(exc).__name__}: {' '.join(str(exc).split())}"
+        return found | {"status": "failed", "reason": reason}
     pairs = {name: [runs[f"{rule}_{name}"] for rule in PAYING] for name in SHARES}
     masses = {name: realised(*(mass for _, mass in pair)) for name, pair in pairs.items()}
     effects = {

@@ -2,6 +2,7 @@
 
 FIGURES = {  # stem of the script: stem of its table
     "claims_by_documents": "claims_by_documents",
+    "experiment_b": "experiment_b",
     "loss_and_misses_by_slots": "quality",
     "loss_by_bundle": "quality",
     "loss_by_document": "documents",
@@ -16,6 +17,7 @@ FIGURES = {  # stem of the script: stem of its table
 STYLE = ["evals/checked_tables.py", "evals/figures.py"]
 OF_TABLE = {  # what else reads that table
     "curves": ["evals/speed_figures.py", "evals/speed_tables.py"],
+    "experiment_b": ["evals/experiment_tables.py"],
     "measured": ["evals/speed_figures.py", "evals/measured_tables.py"],
     "speed": ["evals/speed_figures.py", "evals/speed_tables.py"],
 }
@@ -97,13 +99,15 @@ rule index_results:
         measured="results/tables/local/measured.csv",
         errors="results/tables/local/engine_simulator.csv",
         sweep="results/tables/local/sweep.csv",
+        experiment_b="results/tables/local/experiment_b.csv",
+        experiments=EXPERIMENT_B,
     output:
         "results/all",
     log:
         "results/logs/index_results.log",
     shell:
         "python {input.script} --title Results --table {input.table}"
-        " --files {input.answers} {input.table} {input.sweep} {input.tables} {input.pages} {input.pictures}"
+        " --files {input.answers} {input.table} {input.sweep} {input.experiment_b} {input.tables} {input.pages} {input.pictures}"
         " --gates {input.gates} --texts {input.texts} --measured {input.measured} --errors {input.errors}"
-        " --sweep {input.sweep}"
+        " --sweep {input.sweep} --experiment-b {input.experiment_b} --folders {input.experiments}"
         " --out {output} 2>&1 | tee {log}"

@@ -9,18 +9,21 @@ would score every policy again. Of a measured host only the stamps go, so that m
 
 import argparse
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 from engine.errors import main_guard
 from evals.corpora import AbsentText, load
 
-DERIVED = ("all", "tables/local/quality.csv", "tables/local/sweep.csv")
+DERIVED = ("all", "tables/local/quality.csv", "tables/local/sweep.csv", "tables/local/experiment_b.csv")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path, help="results/quality; sweep, texts, tables and index lie beside it")
+    parser.add_argument(
+        "folder", type=Path, help="results/quality; other records, texts, tables and index lie beside it"
+    )
     a = parser.parse_args()
     results = a.folder.parent
     forgotten = []
@@ -34,8 +37,16 @@ def main() -> None:
         if reason:
             forgotten.append(path)
             print(f"{path}: {reason}")
+    for folder in sorted((results / "experiment_b").glob("*")):
+        reason = failed_experiment(folder)
+        if reason:
+            forgotten.append(folder)
+            print(f"{folder}: {reason}")
     for path in [*forgotten, *(results / name for name in DERIVED if forgotten)]:
-        path.unlink(missing_ok=True)
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
     for stamp, reason in failed_measurements(results):
         stamp.unlink()
         host = stamp.parents[2].name
@@ -50,6 +61,22 @@ def failure(record: Path) -> str | None:
     except (OSError, ValueError, KeyError, TypeError) as exc:
         return f"not a whole record ({type(exc).__name__})"
     return f"{len(failed)} failed cells, for example: {failed[0]}" if failed else None
+
+
+def failed_experiment(folder: Path) -> str | None:
+    """Why pilot and arms of experiment B must be run again, or None: they are one job."""
+    for path in sorted(folder.glob("*.json")):
+        if path.stem != "pilot":
+            reason = failure(path)
+        else:
+            try:
+                pilot = json.loads(path.read_text("utf-8"))
+                reason = pilot["reason"] if pilot["status"] == "failed" else None
+            except (OSError, ValueError, KeyError, TypeError) as exc:
+                reason = f"not a whole record ({type(exc).__name__})"
+        if reason:
+            return f"{path.stem}: {reason}"
+    return None
 
 
 def failed_measurements(results: Path) -> Iterator[tuple[Path, str]]:

@@ -13,12 +13,10 @@ import pandas as pd
 from matplotlib.lines import Line2D
 
 from engine.policies import PAYING
-from evals.checked_tables import read_words, refuse, to_flags, to_numbers
+from evals.experiment_tables import NUMBERS, WORDS, read_experiment_b, verdicts
 from evals.figures import (
     COLOURS,
-    LOSS,
     MARKERS,
-    REHEARSAL,
     Look,
     errors,
     figure_main,
@@ -29,39 +27,18 @@ from evals.figures import (
     slots_title,
 )
 
-WORDS = ["model", "arm", "miss_rule", "standin", "level_name", "instrument", "slots", "status", "reason"]
 PANELS = {
     "delta_percent": "change of token perplexity against the exact model (%)",
     "standin_rank": "place of the stand-in among all not chosen",
     "difference_over_missing": "length of the difference of outputs\nover that of the missing expert's",
 }
-NUMBERS = ["level", "slots_percent", "slots_count", "experts", "documents", "tokens", "substituted_mass"]
-NUMBERS += [*LOSS, *PANELS, "light_percent", "light_percent_low", "light_percent_high", "level_of_interval"]
-COLUMNS = [*WORDS[:-1], *dict.fromkeys(NUMBERS), "rehearsal"]
+COLUMNS = [*WORDS[:-1], *NUMBERS, "rehearsal"]
 NOTE = (
     "Residents are frozen, every other miss is computed where it lies, the first choice always runs. Every event pays "
     "the level into an account of its layer, from which few_heavy pays for misses of at least the mean weight, "
     "heaviest first, many_light for lighter ones, lightest first. Place and difference: means over the substitutions "
     "of every 8th token. Filled marker: measured by the emulator; no host is timed."
 )
-
-
-def read_experiment_b(path: str) -> pd.DataFrame:
-    """experiment_b.csv, checked: a row a (model, arm). UserError."""
-    numbers = list(dict.fromkeys(NUMBERS))
-    table = read_words(path, (*WORDS, *numbers, "rehearsal"), "the table of experiment B")
-    refuse(path, table, ~table["status"].isin(["ok", "failed", "not run"]), "status", "ok, failed or not run")
-    refuse(path, table, ~table["miss_rule"].isin(PAYING), "miss_rule", f"one of {', '.join(PAYING)}")
-    refuse(path, table, ~table["standin"].isin(["next_best", "random"]), "standin", "next_best or random")
-    refuse(path, table, table.duplicated(["model", "arm"]), "arm", "one row an arm")
-    to_flags(path, table, "rehearsal")
-    ok = table["status"] == "ok"
-    for name in numbers:
-        always = name in ("slots_percent", "slots_count", "experts")
-        to_numbers(
-            path, table, name, needed=True if always else ok & (name in ("documents", "tokens", "substituted_mass"))
-        )
-    return table
 
 
 def draw(table: pd.DataFrame):
@@ -107,28 +84,24 @@ def draw_panel(ax, own: pd.DataFrame, column: str) -> None:
         ends.append((x.iloc[-1], y.iloc[-1], f"{rule}, random" if random else rule, look))
     if column == "delta_percent":
         set_loss_scale(ax.yaxis, own)
+    elif len(own):
+        ax.set_ylim(0, 1.08 * own[column].max())
     label_ends(ax, ends)
 
 
 def captions(table: pd.DataFrame) -> str:
     """Of every model its sizes and, at the middle level, heavy against light; or why there is nothing."""
-    lines = []
+    lines, found = [], verdicts(table)
     for model, own in table.groupby("model", sort=False):
-        row = own.iloc[0]
-        line = f"Model {model}{f' ({REHEARSAL})' if row['rehearsal'] else ''}. Slots {slots_title(row)}."
         ok = own[own["status"] == "ok"]
+        line = f"Model {model_title(table, model)}. Slots {slots_title(own.iloc[0])}."
         if len(ok):
             level = f"{ok['level_of_interval'].iloc[0]:.0%} interval"
             line += f" {ok['documents'].max():,.0f} documents, {ok['tokens'].max():,.0f} scored tokens; bars: {level}."
-            middle = ok[(ok["level_name"] == "middle") & ok["light_percent"].notna()]
-            for found in middle.to_dict("records"):
-                ends = f"{found['light_percent_low']:+.2f} to {found['light_percent_high']:+.2f}"
-                ends = "no interval" if pd.isna(found["light_percent_low"]) else ends
-                line += f" few_heavy against many_light at the middle level: {found['light_percent']:+.2f} % ({ends})."
-        for reason, lost in own[own["status"] != "ok"].groupby("reason", sort=False):
-            which = "no arm" if len(lost) == len(own) else ", ".join(lost["arm"])
-            said = textwrap.shorten(str(reason), 200, placeholder=" ...")
-            line += f" {which if which == 'no arm' else f'Without {which}'}: {said}."
+        line += f" {textwrap.shorten(found[model], 240, placeholder=' ...')}."
+        lost = own.loc[own["status"] != "ok", "arm"]
+        if len(ok) and len(lost):
+            line += f" Without a result: {', '.join(lost)} (reasons: in the index)."
         lines.append(line)
     return "\n".join(lines)
 

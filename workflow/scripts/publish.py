@@ -3,9 +3,9 @@
 python workflow/scripts/publish.py                 refuses a run with failed cells or absent texts
 python workflow/scripts/publish.py --partial       takes it all the same
 
-Tables, records of quality and sweep (one a policy), gates and pictures with their data replace the published ones, folder by folder,
-and the ledger and the answer file by file; nothing else in results/published is touched. Every file that the index
-names must still be the one it describes.
+Tables, records of quality, sweep (one a policy) and experiment B (one an arm), gates and pictures with their data
+replace the published ones, folder by folder, and the ledger and the answer file by file; nothing else in
+results/published is touched. Every file that the index names must still be the one it describes.
 """
 
 import argparse
@@ -37,6 +37,9 @@ def main() -> None:
         "plots": {Path(name).name: a.results / name for name in names if name.startswith("plots/local/")},
         "quality": records(a.results, "quality.csv", "quality/{model}/{policy}/perplexity.json"),
         "sweep": records(a.results, "sweep.csv", "sweep/{model}/{policy}.json"),
+        "experiment_b": {
+            name.removeprefix("experiment_b/"): a.results / name for name in names if name.startswith("experiment_b/")
+        },
         "gate": {Path(name).name: a.results / name for name in names if name.startswith("gate/")},
     }
     for folder, files in folders.items():

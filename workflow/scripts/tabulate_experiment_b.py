@@ -55,10 +55,11 @@ def main() -> None:
 
 def model_rows(folder: Path, options: dict) -> list[dict]:
     """A row an arm; rows of a model whose pilot said no have its reason."""
-    pilot = read_json(folder / "pilot.json", "model", "go", "reason", "experts", "slots", "slots_percent")
+    pilot = read_json(folder / "pilot.json", "model", "status", "go", "reason", "experts", "slots", "slots_percent")
     names = [f"{rule}_{level}" for rule in PAYING for level in (*SHARES, RANDOM)]
     if not pilot["go"]:
-        return [describe(name, pilot) | {"status": "not run", "reason": pilot["reason"]} for name in names]
+        left = {"status": "not run" if pilot["status"] == "ok" else "failed", "reason": pilot["reason"]}
+        return [describe(name, pilot) | left for name in names]
     scored = load_scored([str(folder / f"{name}.json") for name in names])
     if list(scored) != [pilot["model"]]:
         raise error(f"{folder}: records of {', '.join(scored)}", f"of {pilot['model']}", TODO)

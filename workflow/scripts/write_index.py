@@ -19,6 +19,7 @@ import pandas as pd
 from engine.errors import error, main_guard
 from engine.files import sha256, write_text
 from engine.policies import BASELINE
+from evals.experiment_tables import read_experiment_b, verdicts
 from evals.figures import POOLED, model_title, ok_rows, read_table, slots_title, without_result
 from evals.measured_tables import ENGINE, pooled, read_errors, read_measured, worst
 from evals.records import read_json
@@ -33,6 +34,7 @@ ABOUT = {
     "curves.csv": "Miss rates of every eviction over slot budgets, always fetching.",
     "differences.csv": "Share of events in which two bundles execute something else.",
     "documents.csv": "Loss and substituted mass of every document under every lossy policy, at one slot budget.",
+    "experiment_b.csv": "Every arm of experiment B: mass, loss, heavy against light, what stood in for what.",
     "engine_simulator.csv": "Every measured (host, link, model, size, policy): the simulator's error, the bounds.",
     "measured.csv": "Every measured (host, link, model, size, policy, text): engine and simulator, times and losses.",
     "open_loop.csv": "Counts of lossy policies replayed over recorded routing, beside the emulator's.",
@@ -62,6 +64,8 @@ def main() -> None:
     parser.add_argument("--measured", help="measured.csv")
     parser.add_argument("--errors", help="engine_simulator.csv")
     parser.add_argument("--sweep", help="sweep.csv")
+    parser.add_argument("--experiment-b", help="experiment_b.csv")
+    parser.add_argument("--folders", nargs="*", default=[], help="folders of records to list too")
     parser.add_argument("--out", required=True)
     a = parser.parse_args()
     table = read_table(a.table)
@@ -70,14 +74,19 @@ def main() -> None:
     if a.sweep:
         swept = without_result(read_table(a.sweep))
         lost = pd.concat([lost, swept.assign(policy=swept["policy"] + " (sweep)")])
+    experiment = read_experiment_b(a.experiment_b) if a.experiment_b else None
+    if experiment is not None:
+        lost = pd.concat([lost, failed_arms(experiment)])
+    files = [*a.files, *(path for folder in a.folders for path in sorted(Path(folder).glob("*.json")))]
     absent = [text for text in texts if text["status"] != "ok"]
     lines = [f"# {a.title}", "", status_line(lost, absent), ""]
     lines += [f"Model: {model_title(table, model)}" for model in table["model"].unique()]
     if a.texts:
         measured, errors = read_measured(a.measured), read_errors(a.errors)
         lines += ["", *headline(table), *measured_lines(measured, errors)]
+        lines += experiment_lines(experiment) if experiment is not None else []
         lines += [*text_lines(texts, table), *gate_lines(a.gates)]
-    lines += [*([] if a.texts else [""]), *lost_lines(lost), *file_lines(a.files, Path(a.out).parent)]
+    lines += [*([] if a.texts else [""]), *lost_lines(lost), *file_lines(files, Path(a.out).parent)]
     write_text(a.out, "\n".join(lines) + "\n")
     if len(lost) or absent:
         print(f"{a.out}: {lines[2]}; the reasons stand there, `{RETRY}` runs them again", file=sys.stderr)
@@ -163,6 +172,18 @@ def measured_lines(measured: pd.DataFrame, errors: pd.DataFrame) -> list[str]:
     return [*lines, ""]
 
 
+def experiment_lines(table: pd.DataFrame) -> list[str]:
+    """Few heavy against many light substitutions, a line a model."""
+    found = verdicts(table)
+    return ["## Experiment B", "", *(f"- {model}: {words}" for model, words in found.items()), ""]
+
+
+def failed_arms(table: pd.DataFrame) -> pd.DataFrame:
+    """Arms of experiment B that failed, as cells without a result. What a pilot stopped is none."""
+    failed = table[table["status"] == "failed"].rename(columns={"arm": "policy"}).assign(text="experiment B")
+    return failed[["model", "policy", "slots", "text", "status", "reason"]]
+
+
 def text_lines(texts: list[dict], table: pd.DataFrame) -> list[str]:
     """Texts of the run; where it took the first documents alone, how many."""
     scored = ok_rows(table).groupby("text")["documents"].max()
@@ -213,6 +234,9 @@ def about(path: Path) -> str:
     """One line: of a figure the first line of its script, of its csv that it holds the points."""
     if path.parent.name == "gate":
         return f"Is {path.stem} fit to decide claims? Its checks on calibration text."
+    if path.parents[1].name == "experiment_b":
+        what = "The pilot" if path.stem == "pilot" else f"Arm {path.stem}"
+        return f"{what} of experiment B on {path.parent.name}."
     if path.name in ABOUT:
         return ABOUT[path.name]
     script = Path(__file__).with_name(f"plot_{path.stem}.py")
