@@ -22,21 +22,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
-from scipy.stats import norm
-from scipy.stats import t as student
 
 from engine.errors import error
+from evals.bootstrap import REPLICATES, ROUNDING, SEED, Studentised, draws, rank_of
 
-BOOTSTRAP_SEED = 20_512  # which documents each replicate draws: the same draws for every policy
-REPLICATES = 9_999  # (REPLICATES + 1) * 0.025 is a whole number, so the ends are order statistics
 SEGMENT_TOKENS = 512
-POWER = 0.8  # with which the smallest detectable effect would have been found
-ROUNDING = 1e-12  # a sum of squares this small beside its terms is zero
 
 
 @dataclass(frozen=True)
@@ -131,7 +125,7 @@ def paired_difference(
     strata: ArrayLike | None = None,
     level: float = 0.95,
     replicates: int = REPLICATES,
-    seed: int = BOOTSTRAP_SEED,
+    seed: int = SEED,
 ) -> Interval:
     """Mean paired difference a token, with a studentised bootstrap interval over documents.
 
@@ -142,18 +136,8 @@ def paired_difference(
 
         standard_error^2 = sum_h n_h / (n_h - 1) sum_{i in h} (e_i - ebar_h)^2 / sum(tokens)^2.
 
-    A replicate draws n_h documents with replacement in every stratum: t* = (R* - R) / standard_error*. With
-    a = 1 - level and order statistics of t*,
-
-        low  = R - max(t*_(1 - a/2),  q) standard_error,   q = Student's t quantile (1 - a/2),
-        high = R - min(t*_(a/2),     -q) standard_error,   df = documents - strata.
-
-    The bootstrap widens the end that skewness needs; `q` is a floor, because heavy tails make t* too short
-    (without it 92, with it 95 %, where document effects are Student t with 3 degrees of freedom).
-
-    p_value, of no difference, inverts the same rule: the larger of 2 (1 + number of t* beyond R/se) /
-    (replicates + 1) and Student's, so p <= a exactly where the interval excludes zero. Never under
-    2 / (replicates + 1).
+    A replicate draws n_h documents with replacement in every stratum: t* = (R* - R) / standard_error*. From there to
+    ends and p-value, of no difference: `evals.bootstrap.Studentised`.
 
     detectable = (q + z_0.8) standard_error: the true difference that had an 80 % chance to be found.
 
@@ -162,13 +146,7 @@ def paired_difference(
     UserError: no documents, shapes, NaN, infinity, a document without tokens, too few replicates.
     """
     delta, size, stratum, names = _checked(delta_sum, tokens, strata)
-    rank = math.floor((replicates + 1) * (1 - level) / 2 + 1e-9)  # of the order statistic at each end
-    if not 0 < level < 1 or rank < 1:
-        raise error(
-            f"level {level} with {replicates} replicates",
-            "a level between 0 and 1 and (replicates + 1) (1 - level) / 2 of at least 1",
-            "raise the number of replicates",
-        )
+    rank_of(level, replicates)
     sizes = np.bincount(stratum)  # [strata]
     order = np.argsort(stratum, kind="stable")  # strata side by side
     delta, size = delta[order], size[order]
@@ -188,25 +166,15 @@ def paired_difference(
     standard_error = math.sqrt(variance[0])
     if standard_error == 0:  # strata differ, but no document from its stratum
         return replace(found, standard_error=0.0, reason="no spread within strata: nothing to judge by")
-    df = len(delta) - len(sizes)
-    quantile = float(student.ppf(0.5 + level / 2, df))
-    detectable = (quantile + float(norm.ppf(POWER))) * standard_error
-    found = replace(found, standard_error=standard_error, detectable=detectable)
-
-    shift, variance = _linearised(_draws(tuple(sizes.tolist()), replicates, seed), residual, size, sizes)
+    shift, variance = _linearised(draws(tuple(sizes.tolist()), replicates, seed), residual, size, sizes)
     with np.errstate(divide="ignore", invalid="ignore"):
         t_star = np.sort(np.where(shift == 0, 0.0, shift / np.sqrt(variance)))  # [replicates]
-    upper, lower = float(t_star[-rank]), float(t_star[rank - 1])
-    if not math.isfinite(upper) or not math.isfinite(lower):
+    drawn = Studentised(ratio, standard_error, t_star, len(delta) - len(sizes))
+    found = replace(found, standard_error=standard_error, detectable=drawn.detectable(level))
+    ends = drawn.ends(level)
+    if ends is None:
         return replace(found, reason="the difference rests on too few documents")
-    observed = ratio / standard_error
-    beyond = (t_star >= observed).sum() if observed > 0 else (t_star <= observed).sum()
-    return replace(
-        found,
-        low=ratio - max(upper, quantile) * standard_error,
-        high=ratio - min(lower, -quantile) * standard_error,
-        p_value=float(min(1.0, max(least_p * (1 + beyond), 2 * student.sf(abs(observed), df)))),
-    )
+    return replace(found, low=ends[0], high=ends[1], p_value=drawn.p_value(0.0))
 
 
 def percent_change(interval: Interval) -> Interval:
@@ -285,15 +253,6 @@ def _linearised(
     spread = ee - 2 * shift * es + shift**2 * ss - (e - shift * s) ** 2 / n  # about the stratum's mean
     spread = np.where(spread <= ROUNDING * (ee + shift**2 * ss), 0.0, spread)
     return shift, (n / (n - 1) * spread).sum(0) / drawn**2
-
-
-@lru_cache(maxsize=8)
-def _draws(sizes: tuple[int, ...], replicates: int, seed: int) -> np.ndarray:
-    """How often each document is drawn [replicates, documents], strata side by side."""
-    rng = np.random.default_rng(seed)
-    draws = np.hstack([rng.multinomial(n, np.full(n, 1 / n), replicates) for n in sizes]).astype(np.float64)
-    draws.flags.writeable = False  # shared by the calls
-    return draws
 
 
 def _checked(

@@ -17,10 +17,10 @@ from scipy.stats import norm
 from scipy.stats import t as student
 
 from engine.errors import UserError
+from evals.bootstrap import SEED as BOOTSTRAP_SEED
+from evals.bootstrap import draws
 from evals.stats import (
-    BOOTSTRAP_SEED,
     Interval,
-    _draws,
     documents,
     holm,
     paired_difference,
@@ -114,7 +114,7 @@ def test_agreement_with_a_plain_loop_over_replicates():
 
     ratio, standard_error = ratio_and_error(delta, tokens, topic)
     t_star = []
-    for counts in _draws((8, 7), replicates, BOOTSTRAP_SEED).astype(int):
+    for counts in draws((8, 7), replicates, BOOTSTRAP_SEED).astype(int):
         drawn = np.repeat(np.arange(15), counts)
         again, its_error = ratio_and_error(delta[drawn], tokens[drawn], topic[drawn])
         t_star.append((again - ratio) / its_error)
