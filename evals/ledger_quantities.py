@@ -23,6 +23,7 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import brentq
 
+from evals.bootstrap import ROUNDING
 from evals.stats import Interval, paired_difference, percent_change
 
 NS_PER_S = 1e9
@@ -175,8 +176,12 @@ def _by_inversion(quantity: Ratio, options: dict) -> Interval:
             reason=reason,
         )
     per_token = below.estimate
-    if centre.low is None or centre.low == centre.high:
-        low = high = estimate if centre.low is not None else None
+    left = np.abs(frame["a"] - estimate * frame["b"]).max()
+    if left <= ROUNDING * np.abs(frame["a"]).max():  # the same ratio in every document
+        low = high = estimate
+        centre = replace(centre, standard_error=0.0, detectable=0.0)
+    elif centre.low is None:
+        low = high = None
     else:
         low = _end(lambda q: quantity._against(q, options).low, estimate, -1)
         high = _end(lambda q: quantity._against(q, options).high, estimate, +1)
