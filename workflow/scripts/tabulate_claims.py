@@ -206,7 +206,8 @@ def part_facts(part: Part, rules: Preregistration) -> dict:
 
 # ---- the estimate against the number of documents --------------------------------------------------------------------
 DOCUMENT_COLUMNS = [
-    *("id", "part", "model", "measure", "of", "against", "slots", "slots_percent", "instrument", "unit", "sampled"),
+    *("id", "part", "model", "measure", "of", "against", "within", "texts", "slots", "slots_percent", "instrument"),
+    *("unit", "sampled"),
     *("document", "number", "documents", "tokens", "estimate", "low", "high", "level", "no_effect"),
     *("region_low", "region_high", "sign_change_after", "rehearsal"),
 ]

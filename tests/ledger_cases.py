@@ -18,7 +18,7 @@ from evals.ledger_groups import GROUPS, Row
 from evals.preregistration import load
 from evals.records import Scored
 
-RULES = load(Path(__file__).parents[2] / "config" / "preregistration.yaml")
+RULES = load(Path(__file__).parents[1] / "config" / "preregistration.yaml")
 TOPICS = dict(zip(RULES.texts, ("encyclopaedic", "code", "word_problems", "scripture"), strict=True))
 DOCUMENTS, TOKENS = 8, 160  # a text, a document
 THRESHOLDS, BUDGETS = GROUPS["threshold_sweep"].rows, GROUPS["first_choice_substituted_sweep"].rows
