@@ -65,9 +65,9 @@ class Sampled:
             drawn = _drawn(self, tuple(sorted(options.items())))
         except NoSpread as exc:
             return replace(found, reason=str(exc))
-        spread = float(self.scale.slope(drawn.estimate)) * drawn.standard_error
-        seen = abs(float(self.scale.value(drawn.detectable(found.level))))
-        found = replace(found, standard_error=spread, detectable=seen)
+        slope = float(self.scale.slope(drawn.estimate))
+        seen = slope * drawn.detectable(found.level)
+        found = replace(found, standard_error=slope * drawn.standard_error, detectable=seen)
         ends = drawn.ends(found.level)
         if ends is None:
             return replace(found, reason=TOO_FEW)

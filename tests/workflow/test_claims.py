@@ -12,6 +12,7 @@ from pathlib import Path
 import ledger_cases
 import numpy as np
 import pandas as pd
+import pictures
 import pytest
 import yaml
 from safetensors.numpy import save_file
@@ -420,6 +421,12 @@ def test_the_figure_shows_the_correlations_too(whole, tmp_path):
     assert set(points["id"]) == {"P1.2", "P1.3", "P1.4", "P1.5", "P1.6", "P1.8", "P1.10"}
     svg = (tmp_path / "one.svg").read_text(encoding="utf-8")
     assert "r of mass and loss" in svg and "problems" in svg and "region of another claim" in svg
+
+
+def test_no_words_of_the_figure_overlap(whole):
+    points = pictures.module(pictures.script("claims_by_documents")).read_points(whole.out["documents.csv"])
+    words = pictures.legible_words(pictures.draw("claims_by_documents", points)[0])
+    assert "P1.10: reference_b all_lossy_policies, humaneval" in words
 
 
 def test_a_pilot_that_stops_is_the_reason_of_the_row(tmp_path):

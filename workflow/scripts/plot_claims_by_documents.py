@@ -70,7 +70,7 @@ def draw(points: pd.DataFrame):
     if set(points["id"]) - set(REGION_COLOURS):
         handles.append(Patch(color=OTHER_REGION, alpha=0.25, label="region of another claim"))
     handles += [Line2D([], [], color="#000000", linewidth=1.4, label="estimate")]
-    height = 1.7 + 2.3 * rows * max(1, len(models))
+    height = 1.7 + 2.4 * rows * max(1, len(models))
     figure = frame(title, caption(points), handles, width=max(8.0, 1.0 + 3.5 * columns), height=height)
     grid = figure.subplots(rows * max(1, len(models)), columns, squeeze=False)
     for number, model in enumerate(models):
@@ -86,13 +86,13 @@ def draw(points: pd.DataFrame):
 
 
 def draw_panel(ax, own: pd.DataFrame, model: str, key) -> None:
-    title = f"{model}: {key.of} against {key.against}"
+    title = f"{key.of} against {key.against}"
     if key.measure in CORRELATIONS:
-        title = f"{model}: {key.of}" + (f", {key.texts}" if key.measure == "agreement_correlation" else "")
+        title = key.of + (f", {key.texts}" if key.measure == "agreement_correlation" else "")
     elif "change of topic" in key.within:
         title += "\nafter a change of topic, less later"
     if own.empty:
-        ax.set_title(f"{title}\nno result", fontsize=8)
+        ax.set_title(f"{model}\n{title}\nno result", fontsize=8)
         return
     claims = ", ".join(own["id"].unique())
     regions = own.drop_duplicates("id").fillna({"region_low": -np.inf, "region_high": np.inf})
@@ -119,7 +119,7 @@ def draw_panel(ax, own: pd.DataFrame, model: str, key) -> None:
     ax.set_xlim(0, last["documents"] * 1.02)
     ax.set_xlabel(last["sampled"])
     ax.set_ylabel(CORRELATIONS.get(key.measure, "token perplexity (%)"))
-    ax.set_title(f"{claims}  {title}", fontsize=8)
+    ax.set_title(f"{claims}: {model}\n{title}", fontsize=8)
 
 
 def limits(line: pd.DataFrame, band: pd.DataFrame, ends: list[float]) -> tuple[float, float]:
