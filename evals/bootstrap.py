@@ -33,7 +33,13 @@ REPLICATES = 9_999  # (REPLICATES + 1) * 0.025 is a whole number, so the ends ar
 POWER = 0.8  # with which the smallest detectable effect would have been found
 ROUNDING = 1e-12  # a sum of squares this small beside its terms is zero
 
+TOO_FEW = "the number rests on too few documents"
+
 Statistic = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]  # weights [R, N] -> values [R], influences [R, N]
+
+
+class NoSpread(Exception):
+    """There is no interval: the reason."""
 
 
 @dataclass(frozen=True)
@@ -115,54 +121,47 @@ def studentise(
     level: float = 0.95,
     replicates: int = REPLICATES,
     seed: int = SEED,
-) -> Studentised | str:
-    """The estimate over all documents with its t*; a reason where there is no spread to judge by.
+) -> Studentised:
+    """The estimate over all documents with its t*. NoSpread.
 
     jackknife: the standard error of the estimate, not those of the draws, is the larger of the linearised one and that
     of leaving out one document after another. It holds what the line leaves out of a statistic bent in few documents.
     """
     rank = rank_of(level, replicates)
-    stratum, sizes, reason = stratify(strata)
-    if reason:
-        return reason
+    stratum, sizes = stratify(strata)
     all_once = np.ones((1, len(stratum)))
     with np.errstate(divide="ignore", invalid="ignore"):
         (estimate,), influence = statistic(all_once)
         (variance,) = spread(all_once, influence, stratum, sizes)
         if not math.isfinite(estimate) or not variance > 0:
-            return "no spread within strata: nothing to judge by"
+            raise NoSpread("no spread within strata: nothing to judge by")
         if jackknife:
             variance = np.fmax(variance, _jackknife(statistic, stratum, sizes))
         weights = weights_of(stratum, sizes, replicates, seed)
         values, influence = statistic(weights)
         shift = values - estimate
         t_star = np.where(shift == 0, 0.0, shift / np.sqrt(spread(weights, influence, stratum, sizes)))
-    drawn = _without_gaps(t_star, rank)
-    if isinstance(drawn, str):
-        return drawn
-    return Studentised(float(estimate), math.sqrt(variance), drawn, len(stratum) - len(sizes))
+    df = len(stratum) - len(sizes)
+    return Studentised(float(estimate), math.sqrt(variance), _without_gaps(t_star, rank), df)
 
 
 def quantiles(
     statistic: Statistic, strata: ArrayLike, *, level: float = 0.95, replicates: int = REPLICATES, seed: int = SEED
-) -> Quantiles | str:
-    """The estimate over all documents and those of the draws; a reason where there is nothing to judge by."""
+) -> Quantiles:
+    """The estimate over all documents and those of the draws. NoSpread."""
     rank = rank_of(level, replicates)
-    stratum, sizes, reason = stratify(strata)
-    if reason:
-        return reason
+    stratum, sizes = stratify(strata)
     with np.errstate(divide="ignore", invalid="ignore"):
         (estimate,), _ = statistic(np.ones((1, len(stratum))))
         values, _ = statistic(weights_of(stratum, sizes, replicates, seed))
-    drawn = _without_gaps(values, rank)
-    return drawn if isinstance(drawn, str) else Quantiles(float(estimate), drawn)
+    return Quantiles(float(estimate), _without_gaps(values, rank))
 
 
-def _without_gaps(values: np.ndarray, rank: int) -> np.ndarray | str:
+def _without_gaps(values: np.ndarray, rank: int) -> np.ndarray:
     """Sorted; a draw without a value could have had any, so half of them count at either end."""
     gaps = np.isnan(values)
     if gaps.sum() >= rank:
-        return "the number rests on too few documents"
+        raise NoSpread(TOO_FEW)
     return np.sort(np.r_[values[~gaps], np.resize([math.inf, -math.inf], gaps.sum())])
 
 
@@ -174,14 +173,14 @@ def _jackknife(statistic: Statistic, stratum: np.ndarray, sizes: np.ndarray) -> 
 
 
 # ---- draws -----------------------------------------------------------------------------------------------------------
-def stratify(strata: ArrayLike) -> tuple[np.ndarray, np.ndarray, str | None]:
-    """Stratum number [N], documents of each [strata], and why they cannot be drawn, or None."""
+def stratify(strata: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+    """Stratum number [N] and documents of each [strata]. NoSpread: one document of a stratum."""
     stratum, names = pd.factorize(np.asarray(strata))
     sizes = np.bincount(stratum)
     if sizes.min() < 2:
         where = f" in stratum {names[sizes.argmin()]}" if len(sizes) > 1 else ""
-        return stratum, sizes, f"one document{where}: no spread to judge by"
-    return stratum, sizes, None
+        raise NoSpread(f"one document{where}: no spread to judge by")
+    return stratum, sizes
 
 
 def weights_of(stratum: np.ndarray, sizes: np.ndarray, replicates: int, seed: int) -> np.ndarray:

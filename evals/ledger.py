@@ -5,7 +5,7 @@ of `rules` and `running` in config/preregistration.yaml: region, Holm over the p
 of the running estimate, conjunction over parts, agreement over models. Whether the verdict stands, or is exploratory,
 is another question (evals/standing.py).
 
-    findings = find_row(row, rules, scored, speed)      # every part of a row on every model
+    findings = find_row(row, rules, evidence)           # every part of a row on every model
     judged = judge(findings, rules)
     by_model = {model: conclude(judged of that model) for model in ...}
     over_models(by_model, rules)
@@ -18,13 +18,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-import numpy as np
-
 from engine.errors import error, nearest
-from evals.ledger_measures import Speed, known_measures, measure
-from evals.ledger_quantities import NotRun, Quantity, interval, p_value_at, running
+from evals.ledger_evidence import Evidence
+from evals.ledger_measures import known_measures, measure
+from evals.ledger_quantities import NotRun, Quantity, sign_change
 from evals.preregistration import Part, Preregistration, Row
-from evals.records import Scored
 from evals.stats import Interval, holm, verdict
 
 SUPPORTED, REFUTED, OPEN, NOT_RUN = "supported", "not supported", "inconclusive", "not run"
@@ -62,19 +60,18 @@ class Judged:
 def find_row(
     row: Row,
     rules: Preregistration,
-    scored: dict[str, dict[str, Scored]],
-    speed: Speed,
+    evidence: Mapping[str, Evidence],
     slots: str | None = None,
     refused: Mapping[str, str] = MappingProxyType({}),
 ) -> list[Finding]:
-    """Every part on every model of the rules and of the run.
+    """Every part on every model of the rules and of the run. evidence: by model.
 
     slots: another budget than the one that decides. refused: models that their fitness gate refused, with the reason.
 
     UserError: a row that is not declared `not_run` has a measure that nothing here computes.
     """
-    models = list(dict.fromkeys([*rules.models, *scored]))
-    return [find(row, part, model, rules, scored, speed, slots, refused) for model in models for part in row.parts]
+    models = list(dict.fromkeys([*rules.models, *evidence]))
+    return [find(row, part, model, rules, evidence, slots, refused) for model in models for part in row.parts]
 
 
 def find(
@@ -82,8 +79,7 @@ def find(
     part: Part,
     model: str,
     rules: Preregistration,
-    scored: dict[str, dict[str, Scored]],
-    speed: Speed,
+    evidence: Mapping[str, Evidence],
     slots: str | None = None,
     refused: Mapping[str, str] = MappingProxyType({}),
 ) -> Finding:
@@ -99,18 +95,19 @@ def find(
         )
     if model in refused:
         return _without(bare, refused[model])
-    if model not in scored:
+    if model not in evidence:
         return _without(bare, f"{model} was not run")
-    percent = _percent(scored[model], slots)
-    if slots == rules.slots and percent not in (None, rules.slots_percent):
-        return _without(bare, f"{slots} is {percent:g} % in this run, {rules.slots_percent:g} % in the preregistration")
+    others = evidence[model].slots_percents(slots) - {rules.slots_percent}
+    if slots == rules.slots and others:
+        found = f"{slots} is {min(others):g} % in this run, {rules.slots_percent:g} % in the preregistration"
+        return _without(bare, found)
     try:
-        quantity = measure(part, scored[model], speed.of(model), slots=slots, rules=rules)
+        quantity = measure(part, evidence[model], slots=slots, rules=rules)
     except NotRun as exc:
         return _without(bare, str(exc))
     options = rules.statistics
     no_effect = rules.measures[part.measure].no_effect
-    found = interval(quantity, **options)
+    found = quantity.interval(**options)
     return Finding(
         row,
         part,
@@ -119,25 +116,9 @@ def find(
         quantity,
         found,
         _decision_p(quantity, found, part, options),
-        None if part.direction is None else _usable(found, p_value_at(quantity, no_effect, **options)),
+        None if part.direction is None else _usable(found, quantity.p_value_at(no_effect, **options)),
         sign_change(quantity, no_effect, rules.last_half),
     )
-
-
-def sign_change(quantity: Quantity, no_effect: float, last_half: float) -> int | None:
-    """Documents after which the running estimate last was on the other side of `no_effect` than at the end.
-
-    Only from `last_half` of the documents on; None where it never was, or ends without a side.
-    """
-    _, sides = running(quantity, no_effect)
-    counts = np.arange(1, len(sides) + 1)
-    other = (sides * sides[-1] < 0) & (counts >= math.ceil(last_half * len(sides)))
-    return int(counts[other][-1]) if other.any() else None
-
-
-def _percent(scored: dict[str, Scored], slots: str) -> float | None:
-    cells = [cell for policy in scored.values() for cell in policy.record["cells"] if cell["slots"] == slots]
-    return cells[0]["slots_percent"] if cells else None
 
 
 def _without(finding: Finding, reason: str) -> Finding:
@@ -149,17 +130,21 @@ def _usable(found: Interval, p_value: float | None) -> float | None:
 
 
 def _decision_p(quantity: Quantity, found: Interval, part: Part, options: dict) -> float | None:
-    """The larger p-value against the ends of the region that the decision must exclude."""
+    """The larger p-value against the ends of the region that the decision must exclude.
+
+    Where the measure itself ends (a correlation of one), there is nothing beyond to exclude.
+    """
     if found.low is None or found.high is None:
         return None
     if part.low <= found.estimate <= part.high:
         if found.low == found.high:
             return 0.0  # no spread, and it is there
-        ends = [end for end in (part.low, part.high) if math.isfinite(end)]
+        least, most = quantity.bounds
+        ends = [end for end in (part.low, part.high) if math.isfinite(end) and least < end < most]
     else:
         ends = [part.low if found.estimate < part.low else part.high]
-    p_values = [p_value_at(quantity, end, **options) for end in ends]
-    return None if None in p_values else max(p_values)
+    p_values = [quantity.p_value_at(end, **options) for end in ends]
+    return None if None in p_values else max(p_values, default=0.0)
 
 
 # ---- verdicts --------------------------------------------------------------------------------------------------------
@@ -209,8 +194,8 @@ def _word(finding: Finding, low: float, high: float, p_holm: float | None, most:
     if word == OPEN:
         return OPEN, "the interval reaches over an end of the region"
     if finding.sign_change is not None:
-        number = len(finding.quantity.frame)
-        return OPEN, f"the sign was another after {finding.sign_change} of {number} documents; alone it were {word}"
+        after = f"{finding.sign_change} of {len(finding.quantity.documents)} {finding.quantity.units}"
+        return OPEN, f"the sign was another after {after}; alone it were {word}"
     if p_holm is None or p_holm > most + 1e-12:
         return OPEN, f"several comparisons (Holm); alone it were {word}"
     return word, None

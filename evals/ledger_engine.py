@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from engine.measured_run import OWN
-from evals.ledger_quantities import NS_PER_S, NotRun, Quantity, ordered
+from evals.ledger_quantities import NS_PER_S, NotRun, Ratio, ratio
 from evals.preregistration import Part, Preregistration, Row
 
 ENGINE = "engine"
@@ -67,19 +67,19 @@ def shown_without_verdict(row: Row, lifted: Row, measured: pd.DataFrame) -> tupl
 
 
 # ---- measures --------------------------------------------------------------------------------------------------------
-def _speedup(part: Part, measured: pd.DataFrame, slots: str, rules: Preregistration) -> Quantity:
+def _speedup(part: Part, measured: pd.DataFrame, slots: str, rules: Preregistration) -> Ratio:
     own, base = _both(part, measured, slots, rules)
     a, b = (np.rint(frame["time_s"].to_numpy(float) * NS_PER_S) for frame in (base, own))
     frame = pd.DataFrame({"document": own["document"], "stratum": own["topic"], "a": a, "b": b})
-    return ordered(frame.assign(size=own["timed_tokens"]), "ratio")
+    return ratio(frame.assign(size=own["timed_tokens"]), "ratio")
 
 
-def _perplexity_change(part: Part, measured: pd.DataFrame, slots: str, rules: Preregistration) -> Quantity:
+def _perplexity_change(part: Part, measured: pd.DataFrame, slots: str, rules: Preregistration) -> Ratio:
     own, base = _both(part, measured, slots, rules)
     if own["loss_nats"].isna().any() or base["loss_nats"].isna().any():
         raise NotRun(f"decision logs of {part.of} or {part.against} on {part.host} are not scored")
     frame = pd.DataFrame({"document": own["document"], "stratum": own["topic"], "b": own["tokens"]})
-    return ordered(frame.assign(a=own["loss_nats"] - base["loss_nats"], size=own["tokens"]), "perplexity")
+    return ratio(frame.assign(a=own["loss_nats"] - base["loss_nats"], size=own["tokens"]), "perplexity")
 
 
 ENGINE_MEASURES = {"perplexity_change": _perplexity_change, "speedup": _speedup}

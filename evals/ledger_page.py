@@ -145,7 +145,15 @@ def _ours(row: dict) -> str:
         return ""
     unit, size = UNITS.get(row["unit"], ""), f"{row['documents']:.0f} {row['sampled']}, {row['tokens']:,.0f} tokens"
     ends = "no interval" if row["low"] is None else f"{row['low']:.3f} to {row['high']:.3f}"
-    return f"{row['estimate']:.3f}{unit} ({ends}; {size})"
+    return f"{row['estimate']:.3f}{unit} ({ends}; {size}{_over_policies(row)})"
+
+
+def _over_policies(row: dict) -> str:
+    """What stands beside a correlation over policies."""
+    if row["policies"] is None:
+        return ""
+    left_out = f"{row['left_out_low']:.3f} to {row['left_out_high']:.3f} with one left out"
+    return f"; {row['policies']:.0f} policies: Spearman {row['spearman']:.3f}, {left_out}"
 
 
 def _anchor(name: str) -> str:

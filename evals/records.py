@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,4 +78,22 @@ def load_scored(paths: list[str]) -> dict[str, dict[str, Scored]]:
         if path.name == "perplexity.json":
             losses = path.parents[3] / "losses" / record["model"] / f"{record['policy']}.safetensors"
         found.setdefault(record["model"], {})[record["policy"]] = Scored(record, load_arrays(losses))
+    return found
+
+
+def load_folders(folders: Iterable[str | Path]) -> dict[str, dict[str, Scored]]:
+    """By model and policy, or arm: every record of the folders, losses under the same name beside it.
+
+    folders: results/sweep/<model>, results/experiment_b/<model>. JSON without cells is something else. UserError: no
+    such folder, a record that is none, no losses beside it.
+    """
+    found: dict[str, dict[str, Scored]] = {}
+    for folder in map(Path, folders):
+        if not folder.is_dir():
+            raise error(f"{folder} is no folder", "one of records", "run what writes it, or leave it out")
+        own = found.setdefault(folder.name, {})
+        for path in sorted(folder.glob("*.json")):
+            if '"cells"' in path.read_text(encoding="utf-8"):
+                record = read_record(path, "clusters", "expert_bytes", "policy_row")
+                own[record["policy"]] = Scored(record, load_arrays(path.with_suffix(".safetensors")))
     return found

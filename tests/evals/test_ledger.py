@@ -31,16 +31,16 @@ from evals.ledger import (
     find_row,
     judge,
     over_models,
-    sign_change,
 )
 from evals.ledger_engine import lift, shown_without_verdict
-from evals.ledger_measures import MEASURES, Speed
-from evals.ledger_quantities import Quantity, interval, ordered, p_value_at, running
+from evals.ledger_evidence import Speed, gather
+from evals.ledger_measures import MEASURES
+from evals.ledger_quantities import Ratio, ratio, sign_change
 from evals.measured_tables import read_documents as read_measured_documents
 from evals.preregistration import check, load
 from evals.quality import paired_interval
 from evals.records import Scored
-from evals.speed import read_documents, read_speed
+from evals.speed import read_documents
 from evals.stats import percent_change
 
 PATH = Path(__file__).parents[2] / "config" / "preregistration.yaml"
@@ -50,7 +50,7 @@ ONE = replace(RULES, models=("reference",))
 TOPICS = dict(zip(RULES.texts, ("encyclopaedic", "code", "word_problems", "scripture"), strict=True))
 DOCUMENTS, TOKENS = 12, 30  # a text, a document
 CLAIMS = [*(f"P1.{n}" for n in ("1a", "1b", *range(2, 12))), *(f"P2.{n}" for n in range(1, 6))]  # of the design
-NO_SPEED = Speed(read_speed(None), read_documents(None))
+NO_SPEED = Speed()
 
 
 # ---- made-up runs ----------------------------------------------------------------------------------------------------
@@ -96,7 +96,7 @@ def percent(change: float) -> float:
 
 
 def verdicts(row: str, runs: dict[str, dict[str, Scored]], rules=ONE, speed=NO_SPEED) -> dict[tuple[str, str], Judged]:
-    judged = judge(find_row(rules.rows[row], rules, runs, speed), rules)
+    judged = judge(find_row(rules.rows[row], rules, gather(runs, speed=speed)), rules)
     return {(one.finding.model, one.finding.part.id): one for one in judged}
 
 
@@ -160,7 +160,7 @@ def test_the_numbers_of_one_host_are_shown_without_a_verdict(tmp_path):
     speed = measured_speed(timed({"box": HOSTS["box"]}), tmp_path / "d.csv")
     row = RULES.rows["P1.7"]
     shown, reason = shown_without_verdict(row, lift(row, speed.measured), speed.measured)
-    found = {f.part.id: f for f in find_row(shown, ONE, RUN, speed)}
+    found = {f.part.id: f for f in find_row(shown, ONE, gather(RUN, speed=speed))}
     assert reason == "1 measured host, the claim is about 2" and len(found) == 2 * len(row.parts)
     assert found["quality_first_speedup_on_box_disk"].interval.estimate == pytest.approx(2.7, rel=0.01)
     assert found["speed_first_loss_on_box_sdcard"].interval.estimate == pytest.approx(1.2, rel=0.02)
@@ -283,7 +283,7 @@ def test_a_sign_change_in_the_last_half_is_inconclusive():
     """The same documents, told in an order in which the mean changes its side late."""
     runs = pair(-0.9, -0.9, noise=0.0005)
     clean = verdicts("P1.6", {"reference": runs})["reference", QUALITY]
-    names = list(clean.finding.quantity.frame["document"])
+    names = list(clean.finding.quantity.documents)
     assert clean.verdict == SUPPORTED and clean.finding.sign_change is None
     late = set(names[30:])  # the first 30 of 48 rise slightly, the rest fall far
     for key, loss in runs["quality_first"].losses.items():
@@ -292,7 +292,7 @@ def test_a_sign_change_in_the_last_half_is_inconclusive():
             own = slice(i * TOKENS, (i + 1) * TOKENS)
             loss[own] += 0.0005 - percent(-0.9) if f"{text}/doc{i}" not in late else -0.0145
     one = verdicts("P1.6", {"reference": runs})["reference", QUALITY]
-    estimates, sides = running(one.finding.quantity, 0)
+    estimates, sides = one.finding.quantity.running(0)
     assert estimates[29] > 0 > estimates[-1] and sides[29] == 1
     assert one.finding.sign_change is not None and one.finding.sign_change >= 30
     assert one.verdict == OPEN and one.direction == OPEN
@@ -300,15 +300,15 @@ def test_a_sign_change_in_the_last_half_is_inconclusive():
 
 def test_a_sign_change_in_the_first_half_does_not_matter():
     frame = pd.DataFrame({"document": list("abcdefgh"), "stratum": "x", "a": [9, -1, -3, -9, -9, -9, -9, -9], "b": 100})
-    quantity = Quantity(frame.assign(size=100), "perplexity", 800)
-    _, sides = running(quantity, 0)
+    quantity = Ratio(frame.assign(size=100), "perplexity", 800)
+    _, sides = quantity.running(0)
     assert sides.tolist() == [1, 1, 1, -1, -1, -1, -1, -1]
     assert sign_change(quantity, 0, 0.5) is None and sign_change(quantity, 0, 0.25) == 3
 
 
 def test_the_order_of_documents_does_not_depend_on_the_text_they_came_in():
     frame = pd.DataFrame({"document": [f"t/{i}" for i in range(20)], "stratum": "x", "a": 1.0, "b": 10, "size": 10})
-    one, other = ordered(frame, "perplexity"), ordered(frame.iloc[::-1], "perplexity")
+    one, other = ratio(frame, "perplexity"), ratio(frame.iloc[::-1], "perplexity")
     assert one.frame["document"].tolist() == other.frame["document"].tolist() != frame["document"].tolist()
 
 
@@ -331,7 +331,7 @@ def test_p_values_and_intervals_agree_at_every_end():
         one = verdicts("P1.6", {"reference": pair(-0.9, -0.9, noise=noise)})["reference", QUALITY].finding
         low, high = one.interval.low, one.interval.high
         for value, rejected in ((low - 1e-3, True), (low + 1e-3, False), (high - 1e-3, False), (high + 1e-3, True)):
-            assert (p_value_at(one.quantity, value, **RULES.statistics) <= 0.05 + 1e-9) == rejected
+            assert (one.quantity.p_value_at(value, **RULES.statistics) <= 0.05 + 1e-9) == rejected
 
 
 # ---- loss a substitution ---------------------------------------------------------------------------------------------
@@ -344,7 +344,7 @@ def test_loss_a_substitution_is_a_ratio_of_losses_over_shares(heavy, word):
     assert found.estimate == pytest.approx(heavy / 2 / 0.01, rel=0.1)
     assert found.low < found.estimate < found.high and one.verdict == word
     for end in (found.low, found.high):  # what the interval leaves out is what the test rejects
-        assert p_value_at(one.finding.quantity, end, **RULES.statistics) == pytest.approx(0.05, abs=0.01)
+        assert one.finding.quantity.p_value_at(end, **RULES.statistics) == pytest.approx(0.05, abs=0.01)
 
 
 def test_a_ratio_over_nothing_has_no_interval():
@@ -376,7 +376,7 @@ def test_a_change_of_time(by_document):
     assert more.finding.interval.estimate == pytest.approx(4, abs=1)
     assert less.finding.interval.estimate == pytest.approx(-5, abs=1)
     assert more.finding.quantity.units == ("documents" if by_document else "texts")
-    assert len(more.finding.quantity.frame) == len(TOPICS) * (DOCUMENTS if by_document else 1)
+    assert len(more.finding.quantity.documents) == len(TOPICS) * (DOCUMENTS if by_document else 1)
     # four texts have too few draws for a family of four
     assert {more.verdict, less.verdict} == ({SUPPORTED} if by_document else {OPEN})
     assert found["reference", "quality_first_time_nvme"].verdict == NOT_RUN
@@ -545,10 +545,10 @@ def test_a_file_that_is_no_preregistration_is_refused(tmp_path, content):
 def test_a_measure_nothing_computes_is_an_error_unless_declared():
     row = replace(RULES.rows["P2.1"], not_run=None)
     with pytest.raises(UserError, match="nothing computes measure 'recall'"):
-        find_row(row, ONE, {"reference": pair(0, 0)}, NO_SPEED)
+        find_row(row, ONE, gather({"reference": pair(0, 0)}))
 
 
 def test_a_number_without_spread_is_what_it_is():
     frame = pd.DataFrame({"document": list("abcd"), "stratum": "x", "a": 0.0, "b": 10, "size": 10})
-    quantity = ordered(frame, "perplexity")
-    assert interval(quantity, replicates=99).high == 0 and p_value_at(quantity, 1.0, replicates=99) == 0.0
+    quantity = ratio(frame, "perplexity")
+    assert quantity.interval(replicates=99).high == 0 and quantity.p_value_at(1.0, replicates=99) == 0.0

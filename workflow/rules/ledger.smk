@@ -1,7 +1,9 @@
 # From losses and speeds to verdicts and an answer. The rules that decide were committed before what they decide.
 
 SPEED = "results/tables/local/speed.csv"
-LEDGER = "ledger ledger_engine ledger_measures ledger_page ledger_quantities measured_tables preregistration records speed standing stats"
+LEDGER = """bootstrap correlations ledger ledger_correlations ledger_documents ledger_engine ledger_evidence ledger_groups
+    ledger_measures ledger_page ledger_quantities ledger_statistics ledger_times measured_tables preregistration records
+    speed standing stats"""
 
 
 rule tabulate_claims:

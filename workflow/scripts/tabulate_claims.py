@@ -4,7 +4,8 @@ Which region and rule decides stands in config/preregistration.yaml; whether tha
 (evals/standing.py). A number that nothing measured yet is `not run`, with the reason.
 
 python workflow/scripts/tabulate_claims.py --records results/quality/*/*/perplexity.json \
-    --speed results/tables/local/speed.csv --out results/claims.csv --out-page results/claims.md \
+    --speed results/tables/local/speed.csv --sweep results/sweep/* --experiment-b results/experiment_b/* \
+    --agreement results/tables/local/agreement.csv --out results/claims.csv --out-page results/claims.md \
     --out-documents results/tables/local/claims_by_documents.csv
 """
 
@@ -21,12 +22,11 @@ from engine.files import atomic, write_text
 from evals.jobs import Progress
 from evals.ledger import JUDGED_ROLES, Finding, Judged, conclude, find_row, judge, over_models
 from evals.ledger_engine import lift, shown_without_verdict
-from evals.ledger_measures import Speed
+from evals.ledger_evidence import Evidence, Speed, gather, load_pilots, read_agreement
 from evals.ledger_page import ALL_MODELS, page
-from evals.ledger_quantities import first_documents, interval, running
 from evals.measured_tables import read_documents as read_measured_documents
 from evals.preregistration import Part, Preregistration, Row, load
-from evals.records import Scored, is_rehearsal, load_scored
+from evals.records import Scored, is_rehearsal, load_folders, load_scored
 from evals.speed import read_documents, read_speed
 from evals.standing import EXPLORATORY, Standing, of_run
 
@@ -34,6 +34,7 @@ COLUMNS = [
     *("id", "model", "part", "role", "slots", "source", "claim", "paper_number", "paper_instrument", "paper_status"),
     *("known", "rule", "why", "measure", "of", "against", "within", "instrument", "host", "link", "texts", "sampled"),
     *("documents", "tokens", "estimate", "low", "high", "unit", "level", "detectable", "region_low", "region_high"),
+    *("policies", "spearman", "left_out_low", "left_out_high"),
     *("p_value", "p_holm", "sign_change_after", "direction", "direction_verdict", "rule_says", "verdict", "reason"),
     *("standing", "standing_why", "rehearsal", "weights", "preregistration_sha256"),
 ]
@@ -47,6 +48,9 @@ def main() -> None:
     parser.add_argument("--speed", help="speed.csv; without it every timing is `not run`")
     parser.add_argument("--speed-documents", help="seconds by document; without it texts are the units of times")
     parser.add_argument("--measured-documents", help="documents of measured hosts; without it none was measured")
+    parser.add_argument("--sweep", nargs="*", default=[], help="results/sweep/<model>; without it no stream either")
+    parser.add_argument("--experiment-b", nargs="*", default=[], help="results/experiment_b/<model>")
+    parser.add_argument("--agreement", help="agreement.csv; without it there is no forced agreement")
     parser.add_argument("--gates", nargs="*", default=[], help="results/gate/<model>.json: who is fit to decide claims")
     parser.add_argument("--out", required=True, help="claims.csv")
     parser.add_argument("--out-page", required=True, help="claims.md")
@@ -55,6 +59,14 @@ def main() -> None:
     rules, scored = load(a.preregistration), load_scored(a.records)
     measured = read_measured_documents(a.measured_documents)
     speed = Speed(read_speed(a.speed), read_documents(a.speed_documents), measured)
+    evidence = gather(
+        scored,
+        sweep=load_folders(a.sweep),
+        experiment_b=load_folders(a.experiment_b),
+        pilots=load_pilots(a.experiment_b),
+        agreement=read_agreement(a.agreement),
+        speed=speed,
+    )
     refused = refusals(a.gates)
     run, named = of_run(a.preregistration), dict.fromkeys([*rules.models, *scored])
     standings = {model: of_model(scored.get(model), rules, run) for model in named}
@@ -63,10 +75,10 @@ def main() -> None:
     claims, by_documents = [], []
     for declared in rules.rows.values():
         row = lift(declared, speed.measured)
-        judged = judge(find_row(row, rules, scored, speed, refused=refused), rules)
+        judged = judge(find_row(row, rules, evidence, refused=refused), rules)
         claims += [finish(line, rules, scored, standings) for line in row_lines(row, judged, rules)]
-        shown = other_budgets(row, rules, scored, speed, refused)
-        shown += without_verdict(declared, row, rules, scored, speed, refused)
+        shown = other_budgets(row, rules, evidence, refused)
+        shown += without_verdict(declared, row, rules, evidence, speed, refused)
         claims += [finish(line, rules, scored, standings) for line in shown]
         by_documents += [point for one in judged for point in documents_lines(one.finding, rules, scored)]
         progress.advance()
@@ -126,27 +138,29 @@ def row_lines(row: Row, judged: list[Judged], rules: Preregistration) -> list[di
     return lines
 
 
-def other_budgets(row: Row, rules: Preregistration, scored, speed: Speed, refused: dict[str, str]) -> list[dict]:
+def other_budgets(
+    row: Row, rules: Preregistration, evidence: dict[str, Evidence], refused: dict[str, str]
+) -> list[dict]:
     """The same numbers at the slot budgets that do not decide: shown, without a verdict."""
     budgets = {
         cell["slots"]
-        for policies in scored.values()
-        for policy in policies.values()
+        for own in evidence.values()
+        for policy in own.quality.values()
         for cell in policy.record["cells"]
         if cell["slots"] != rules.slots
     }
     lines = []
     for slots in sorted(budgets) if not row.not_run else []:
-        for finding in find_row(row, rules, scored, speed, slots, refused):
+        for finding in find_row(row, rules, evidence, slots, refused):
             if finding.interval is not None:
                 lines.append(part_line(Judged(finding)) | {"role": "shown"})
     return lines
 
 
-def without_verdict(declared: Row, row: Row, rules: Preregistration, scored, speed: Speed, refused) -> list[dict]:
+def without_verdict(declared: Row, row: Row, rules: Preregistration, evidence, speed: Speed, refused) -> list[dict]:
     """What was measured of a claim about hosts and decides nothing, at the budget that decides: with the reason."""
     shown, reason = shown_without_verdict(declared, row, speed.measured)
-    findings = find_row(shown, rules, scored, speed, refused=refused) if shown else []
+    findings = find_row(shown, rules, evidence, refused=refused) if shown else []
     lines = [part_line(Judged(finding)) for finding in findings if finding.quantity is not None]
     return [line | {"row": declared, "role": "shown", "reason": reason} for line in lines]
 
@@ -158,13 +172,13 @@ def part_line(one: Judged) -> dict:
     line |= {"direction_verdict": one.direction, "p_value": finding.p_value, "sign_change_after": finding.sign_change}
     if found is not None:
         line |= {
-            "documents": len(finding.quantity.frame),
+            "documents": len(finding.quantity.documents),
             "sampled": finding.quantity.units,
             "tokens": found.tokens,
             "estimate": found.estimate,
         }
         line |= {"low": found.low, "high": found.high, "detectable": found.detectable, "level": found.level}
-        line["reason"] = one.reason or found.reason
+        line |= {"reason": one.reason or found.reason, **finding.quantity.beside}
     return line
 
 
@@ -192,7 +206,8 @@ def part_facts(part: Part, rules: Preregistration) -> dict:
 
 # ---- the estimate against the number of documents --------------------------------------------------------------------
 DOCUMENT_COLUMNS = [
-    *("id", "part", "model", "measure", "of", "against", "slots", "slots_percent", "instrument", "unit", "sampled"),
+    *("id", "part", "model", "measure", "of", "against", "within", "texts", "slots", "slots_percent", "instrument"),
+    *("unit", "sampled"),
     *("document", "number", "documents", "tokens", "estimate", "low", "high", "level", "no_effect"),
     *("region_low", "region_high", "sign_change_after", "rehearsal"),
 ]
@@ -207,7 +222,7 @@ def documents_lines(finding: Finding, rules: Preregistration, scored) -> list[di
     if quantity is None or part.role not in JUDGED_ROLES:
         return []
     no_effect = rules.measures[part.measure].no_effect
-    estimates, _ = running(quantity, no_effect)
+    estimates, _ = quantity.running(no_effect)
     total = len(estimates)
     grid = set(np.linspace(min(4, total), total, min(GRID, total)).round().astype(int).tolist())
     policies = scored[finding.model]
@@ -217,10 +232,10 @@ def documents_lines(finding: Finding, rules: Preregistration, scored) -> list[di
     facts |= {"sampled": quantity.units, "tokens": finding.interval.tokens, "level": finding.interval.level}
     lines = []
     for number, estimate in enumerate(estimates, start=1):
-        line = facts | {"number": number, "document": quantity.frame["document"][number - 1], "estimate": estimate}
-        if number in grid and (number == total or quantity.scale != "ratio"):
+        line = facts | {"number": number, "document": quantity.documents[number - 1], "estimate": estimate}
+        if number in grid and (number == total or not quantity.searched):
             whole = finding.interval
-            found = whole if number == total else interval(first_documents(quantity, number), **rules.statistics)
+            found = whole if number == total else quantity.first(number).interval(**rules.statistics)
             line |= {"low": found.low, "high": found.high}
         lines.append({name: line.get(name) for name in DOCUMENT_COLUMNS})
     return lines

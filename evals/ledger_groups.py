@@ -1,0 +1,101 @@
+"""Groups of policies that a claim correlates: who belongs to them, by the columns of the sheet and by counts.
+
+A group is a list of rows that must all be there and sound; which of them count then is decided by what they did, not
+by what they are called: whether any first choice was replaced. A row that is missing, failed or inert makes the claim
+`not run`: a correlation over what is left would be another claim.
+
+    members("threshold_sweep", evidence.sweep, "s25", texts)        # NotRun
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from evals.ledger_documents import cell, refuse_inert
+from evals.ledger_quantities import NotRun
+from evals.records import Scored
+
+Row = Mapping[str, object]
+
+TAUS, BETAS, SHARES = (0.05, 0.1, 0.15, 0.2, 0.3, math.inf), (None, 0.25, 0.5, 1.0), (0.1, 0.25, 0.5, 0.75)
+STANDINS = ("next_best", "random")
+COMMON = {"standin_weight": "own", "standin_recency": True, "eviction": "lfu_decay", "half_life_tokens": 128.0}
+NUMBERS = ("tau", "share", "beta", "half_life_tokens")
+
+
+def _row(miss_rule: str, standin: str, **values) -> Row:
+    return {"miss_rule": miss_rule, "standin": standin, "tau": None, "share": None, "beta": None, **COMMON, **values}
+
+
+@dataclass(frozen=True)
+class Group:
+    """rows: what the sheet must hold. first_choice: whether its members replaced one, by their counts."""
+
+    rows: tuple[Row, ...]
+    first_choice: bool
+
+
+GROUPS = {
+    "first_choice_substituted_sweep": Group(
+        tuple(
+            row
+            for standin in STANDINS
+            for row in (
+                _row("substitute_all", standin),
+                *(_row("mass_budget", standin, share=share) for share in SHARES),
+            )
+        ),
+        first_choice=True,
+    ),
+    "threshold_sweep": Group(
+        tuple(_row("threshold", "next_best", tau=tau, beta=beta) for tau in TAUS for beta in BETAS),
+        first_choice=False,
+    ),
+}
+
+
+def members(name: str, sweep: Mapping[str, Scored], slots: str, texts: Sequence[str]) -> list[Scored]:
+    """The policies of a group, in the order of its rows. NotRun."""
+    group = GROUPS[name]
+    found = [find(row, sweep) for row in group.rows]
+    changed = [sum(cell(one, slots, text)["first_choices_changed"] for text in texts) > 0 for one in found]
+    inside = [one for one, replaced in zip(found, changed, strict=True) if replaced == group.first_choice]
+    refuse_inert(inside, slots, texts)
+    return inside
+
+
+def find(row: Row, scored: Mapping[str, Scored]) -> Scored:
+    """The policy whose row is this one, whatever its id. NotRun: none, or the sweep is not there."""
+    if not scored:
+        raise NotRun("this run has no sweep of policies")
+    for one in scored.values():
+        if _holds(one, row):
+            return one
+    words = ", ".join(f"{key} {value}" for key, value in row.items() if value is not None and key not in COMMON)
+    raise NotRun(f"the sweep has no policy of {words}")
+
+
+def lossy_policies(quality: Mapping[str, Scored], sweep: Mapping[str, Scored]) -> list[set[str]]:
+    """All lossy policies of the sheet and the sweep of P1.2, each with its ids: two sheets may name one policy.
+
+    NotRun: a row of the sweep is missing.
+    """
+    policies = [one for one in quality.values() if one.record["policy_row"]["miss_rule"] != "fetch"]
+    policies += [find(row, sweep) for row in GROUPS["threshold_sweep"].rows]
+    ids: dict[tuple, set[str]] = {}
+    for one in policies:
+        row = {key: _number(value) if key in NUMBERS else value for key, value in one.record["policy_row"].items()}
+        ids.setdefault(tuple(sorted((k, str(v)) for k, v in row.items() if k != "id")), set()).add(one.record["policy"])
+    return list(ids.values())
+
+
+def _holds(one: Scored, row: Row) -> bool:
+    own = one.record["policy_row"]
+    return all((_number(own.get(key)) if key in NUMBERS else own.get(key)) == value for key, value in row.items())
+
+
+def _number(value: object) -> float | None:
+    """Records write infinity as a word."""
+    return None if value is None else float(value)
