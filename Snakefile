@@ -20,6 +20,7 @@ include: "workflow/rules/reference_model.smk"  #  training of the embedded model
 include: "workflow/rules/models.smk"  #           packed models unpacked, calibrated, their routing recorded
 include: "workflow/rules/quality.smk"  #          every policy scored by perplexity
 include: "workflow/rules/tables.smk"  #           paired differences with intervals
+include: "workflow/rules/tasks.smk"  #            GSM8K and HumanEval: written answers, and the baseline's forced
 include: "workflow/rules/speed.smk"  #            every policy on every host, by the simulator
 include: "workflow/rules/measure.smk"  #          the engine timed on this machine, and every measured host collected
 include: "workflow/rules/ledger.smk"  #           claims and their verdicts, and which policy to use

@@ -1,8 +1,10 @@
 """Would a policy say what the baseline said? The baseline's own continuation forced upon it, position by position.
 
 Free generations part at their first difference and then say little about each other; forced, every position asks the
-same question of every policy. The prompt is exact under all of them, so it is read once; what differs by policy, the
-residents it leaves behind, is followed from its routing. t1 is said by the prompt's own pass and so is no position:
+same question of every policy. The continuation goes on to the end-of-text token or the limit: the stop strings of a
+task say how an answer is read, and would leave two tokens of some. The prompt is exact under every policy, so it is
+read once; what differs, the residents it leaves behind, is followed from its routing. t1 is said by the prompt's own
+pass and so is no position:
 
     prompt                | t1                   t2    t3    t4        n tokens are n - 1 positions
     exact, read once      | said by the prompt   ^     ^     ^         and n - 1 events a layer
@@ -10,8 +12,9 @@ residents it leaves behind, is followed from its routing. t1 is said by the prom
                           |               --- event t2 /     /         every problem from the warm start
                           |                     --- event t3 /
 
+    said = continuation(model, attachment, ids, 64)
     prompt = read_prompt(model, attachment, ids)
-    agreement(model, Emulator(attachment, policy, slots=64, demand=demand), prompt, continuation)
+    agreement(model, Emulator(attachment, policy, slots=64, demand=demand), prompt, said)
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ import torch
 
 from engine.emulator import Emulator
 from engine.errors import error
-from engine.generate import forced_after, prefill
+from engine.generate import forced_after, generate, prefill
 from engine.log import count
 from engine.phase import PhasedHandler
 from engine.policies import Policy
@@ -53,8 +56,18 @@ def read_prompt(model, attachment, ids: Sequence[int]) -> Prompt:
     return Prompt(prefill(model, reader, ids).cache, reader.trace())
 
 
+def continuation(model, attachment, ids: Sequence[int], new_tokens: int) -> list[int]:
+    """What the stock model says, and so the baseline: it fetches every miss. The end-of-text token is the last."""
+    ends, said = model.generation_config.eos_token_id, []
+    for token in generate(model, _Reader(attachment), ids, max_new_tokens=new_tokens):
+        said.append(token)
+        if token in (ends if isinstance(ends, list) else [ends]):
+            break
+    return said
+
+
 @torch.inference_mode()
-def agreement(model, emulator: Emulator, prompt: Prompt, continuation: Sequence[int]) -> dict[str, int | float]:
+def agreement(model, emulator: Emulator, prompt: Prompt, said: Sequence[int]) -> dict[str, int | float]:
     """positions, agreed, common_prefix (positions before the first difference), and counts of what happened.
 
     The emulator is at its start; the prompt stays as it is. UserError on logits that are not finite.
@@ -62,7 +75,7 @@ def agreement(model, emulator: Emulator, prompt: Prompt, continuation: Sequence[
     emulator.follow(prompt.routing)
     emulator.clear_log()
     same = [torch.empty(0, dtype=torch.bool)]
-    for logits, tokens in forced_after(model, emulator, copy.deepcopy(prompt.cache), continuation):
+    for logits, tokens in forced_after(model, emulator, copy.deepcopy(prompt.cache), said):
         if not logits.isfinite().all():
             raise error("logits that are not finite", "finite weights", "python -m engine.offload verify FOLDER")
         same.append((logits.argmax(-1) == tokens).cpu())
@@ -79,23 +92,34 @@ def agreement(model, emulator: Emulator, prompt: Prompt, continuation: Sequence[
 def agreements(
     model,
     attachment,
-    policies: Mapping[str, Policy],
-    said: Mapping[str, tuple[Sequence[int], Sequence[int]]],
+    policies: Sequence[Policy],
+    prompts: Mapping[str, Sequence[int]],
     *,
+    new_tokens: int,
     slots: int,
     demand: Demand,
     delay: int,
     progress: Callable[[], None] = lambda: None,
 ) -> Iterator[dict]:
-    """A row a (problem, policy). said: prompt and continuation of every problem. What fails keeps its reason."""
-    for problem, (ids, continuation) in said.items():
-        prompt = read_prompt(model, attachment, ids)
-        for policy in policies.values():
+    """A row a (problem, policy). prompts: token ids by problem. What fails keeps its reason and lets the rest go on."""
+    for problem, ids in prompts.items():
+        lost = None
+        try:
+            said = continuation(model, attachment, ids, new_tokens)
+            prompt = read_prompt(model, attachment, ids)
+        except CELL_FAILURES as exc:
+            lost = failure(exc)
+        for policy in policies:
             row = {"policy": policy.id, "problem": problem}
             try:
-                emulator = Emulator(attachment, policy, slots=slots, demand=demand, delay=delay)
-                row |= {"status": "ok", **agreement(model, emulator, prompt, continuation)}
+                if not lost:
+                    emulator = Emulator(attachment, policy, slots=slots, demand=demand, delay=delay)
+                    row |= {"status": "ok", **agreement(model, emulator, prompt, said)}
             except CELL_FAILURES as exc:
-                row |= {"status": "failed", "reason": f"{type(exc).__name__}: {' '.join(str(exc).split())}"}
+                row |= failure(exc)
             progress()
-            yield row
+            yield row | (lost or {})
+
+
+def failure(exc: BaseException) -> dict[str, str]:
+    return {"status": "failed", "reason": f"{type(exc).__name__}: {' '.join(str(exc).split())}"}

@@ -3,21 +3,22 @@
     lm = KeepingLM(model, Emulator(attachment, policy, slots=64, demand=demand), tokenizer)
     record, said = answer_task(lm, load_task("expertmiss_humaneval", resolved, new_tokens=64))
 
-Every problem is one request of evals/adapter.py, from the warm start. Problem texts are not in the record: their ids and
-the sha256 of the prompt are, with what was generated.
+Every problem is one request of evals/adapter.py, from the warm start. Problem texts are not in the record: their ids
+are, and the sha256 of the prompt, with what was generated.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from lm_eval import evaluate
 from lm_eval.api.task import Task
-from tqdm import tqdm
 
+from engine.errors import error
 from evals.adapter import OffloadedLM
 from evals.answers_filter import INVALID
 
@@ -36,13 +37,13 @@ class Said:
 class KeepingLM(OffloadedLM):
     """Answers one request after another, in their order, and keeps of each its tokens and seconds in `said`."""
 
-    def __init__(self, *arguments, **options) -> None:
+    def __init__(self, *arguments, progress: Callable[[], None] = lambda: None, **options) -> None:
         super().__init__(*arguments, **options)
         self.said: list[Said] = []
+        self._progress = progress
 
     def generate_until(self, requests, disable_tqdm: bool = False) -> list[str]:
-        one = super().generate_until
-        return [one([request], True)[0] for request in tqdm(requests, "problems", disable=disable_tqdm)]
+        return [answer for request in requests for answer in super(KeepingLM, self).generate_until([request], True)]
 
     def _model_generate(self, context: torch.Tensor, max_length: int, stop: list[str], **options: Any) -> torch.Tensor:
         started = time.perf_counter()
@@ -50,6 +51,7 @@ class KeepingLM(OffloadedLM):
         seconds, ids = time.perf_counter() - started, whole[0].tolist()
         prompt = context.shape[1]
         self.said.append(Said(tuple(ids[:prompt]), tuple(ids[prompt:]), seconds))
+        self._progress()
         return whole
 
 
@@ -59,6 +61,8 @@ def answer_task(lm: KeepingLM, task: Task) -> tuple[dict, list[Said]]:
     tokens_per_s is the emulator's wall time on the machine of the run: all weights are there, so it says nothing about
     offloading. truncated: neither a stop string nor the end came within the limit.
     """
+    if lm.tokenizer.eos_token_id is None:  # lm-eval decodes it, whatever the task's own stop strings
+        raise error("a tokenizer without an end-of-text token", "one that has it", "name it in tokenizer_config.json")
     lm.said = []
     found = evaluate(lm, {"tasks": {task.task_name: task}}, bootstrap_iters=0)
     scores = {key: value for key, value in found["results"][task.task_name].items() if isinstance(value, float)}

@@ -1,6 +1,6 @@
 """The sheet of tasks, config/tasks.tsv: which text is asked, by which task of lm-eval, and what is scored.
 
-    load_tasks("config/tasks.tsv")["humaneval"].task
+load_tasks("config/tasks.tsv")["humaneval"].task
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 # Pictures of a table, and the two indexes. A figure depends on its own script, the shared style and its table alone.
 
 FIGURES = {  # stem of the script: stem of its table
+    "agreement_by_mass": "tasks",
     "claims_by_documents": "claims_by_documents",
     "loss_and_misses_by_slots": "quality",
     "loss_by_bundle": "quality",
@@ -15,6 +16,7 @@ OF_TABLE = {  # what else reads that table
     "curves": ["evals/speed_figures.py", "evals/speed_tables.py"],
     "measured": ["evals/speed_figures.py", "evals/measured_tables.py"],
     "speed": ["evals/speed_figures.py", "evals/speed_tables.py"],
+    "tasks": ["evals/task_tables.py"],
 }
 FOLDERS = {"local": "results/tables/local", "published": "results/published/tables"}
 # what results/figures shows: this checkout's own run where there is a whole one, else the published one
@@ -74,6 +76,7 @@ rule index_results:
         tables=expand(
             "results/tables/local/{table}",
             table=[
+                "agreement.csv",
                 "bundles.md",
                 "claims_by_documents.csv",
                 "curves.csv",
@@ -90,12 +93,15 @@ rule index_results:
         texts=expand("results/texts/{text}.json", text=TEXTS),
         measured="results/tables/local/measured.csv",
         errors="results/tables/local/engine_simulator.csv",
+        tasks="results/tables/local/tasks.csv",
+        asked=expand("results/tasks/{task}.json", task=TASKS),
     output:
         "results/all",
     log:
         "results/logs/index_results.log",
     shell:
         "python {input.script} --title Results --table {input.table}"
-        " --files {input.answers} {input.table} {input.tables} {input.pages} {input.pictures}"
+        " --files {input.answers} {input.table} {input.tasks} {input.tables} {input.pages} {input.pictures}"
         " --gates {input.gates} --texts {input.texts} --measured {input.measured} --errors {input.errors}"
+        " --tasks {input.tasks} --asked {input.asked}"
         " --out {output} 2>&1 | tee {log}"

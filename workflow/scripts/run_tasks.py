@@ -8,9 +8,18 @@ import argparse
 import dataclasses
 from pathlib import Path
 
+from engine.demand import demand_facts, load_demand
+from engine.emulator import Emulator
 from engine.errors import error, main_guard
 from engine.files import write_json
+from engine.hook import attach
 from engine.policies import BASELINE, Policy, find_policy, load_policies
+from engine.residency import slots_from_percent
+from evals.agreement import agreements, failure
+from evals.generation import KeepingLM, answer_task
+from evals.jobs import Progress, expert_bytes, load_model, load_tokenizer, model_hash, provenance
+from evals.lm_tasks import load_task
+from evals.pass_at import pass_at_1
 from evals.quality import CELL_FAILURES
 from evals.sandbox import require_opt_in
 from evals.task_rows import read_resolved
@@ -42,7 +51,7 @@ def main() -> None:
     sheets = [load_policies(path) for path in reversed(a.policies)]
     policies = {name: policy for sheet in sheets for name, policy in sheet.items()}
     generate = [find_policy(policies, name) for name in sorted(a.generate, key=lambda name: name != BASELINE)]
-    force = [find_policy(policies, name) for name in a.force]
+    force = [generate[0], *(find_policy(policies, name) for name in a.force)]  # the baseline: how exact it is itself
     resolved = [read_resolved(path) for path in a.resolved]
     sheet = load_tasks(a.tasks)
     run = Run(a, {value["id"]: sheet[value["id"]] for value in resolved}, resolved)
@@ -54,11 +63,6 @@ class Run:
     """A loaded, attached model and what its records have in common."""
 
     def __init__(self, a: argparse.Namespace, tasks: dict[str, Task], resolved: list[dict]) -> None:
-        from engine.demand import demand_facts, load_demand
-        from engine.hook import attach
-        from engine.residency import slots_from_percent
-        from evals.jobs import Progress, expert_bytes, load_model, load_tokenizer, model_hash, provenance
-
         self.a, self.tasks = a, tasks
         self.files = dict(zip((value["id"] for value in resolved), a.resolved, strict=True))
         weights, of_demand = model_hash(a.model_dir), demand_facts(a.demand)["model"]
@@ -85,7 +89,7 @@ class Run:
             "provenance": provenance(model=weights, threads=a.threads, dtype=a.dtype),
         }
         problems = sum(len(value.get("rows", ())) for value in resolved)
-        self.progress = Progress(f"tasks {a.model}", problems * (len(a.generate) + len(a.force)), "answers")
+        self.progress = Progress(f"tasks {a.model}", problems * (len(a.generate) + 1 + len(a.force)), "answers")
 
     def ask(self, value: dict, generate: list[Policy], force: list[Policy], allowed: bool) -> list[dict]:
         """All of one task; its records are written, the rows of its forced agreement come back."""
@@ -94,68 +98,49 @@ class Run:
         if value["status"] != "ok":
             lost = {"status": "absent", "reason": value["reason"]}
             for policy in generate:
-                self.write(policy, task, told | lost | {"cells": []})
+                self.write(policy, task, told | lost)
             return [told | {"policy": policy.id, "problem": "", **lost} for policy in force]
         told |= {name: value[name] for name in ("sha256", "rows_sha256", "found", "left_out")}
-        said = None
         for policy in generate:
-            record, spoken = self.generated(policy, task, value, allowed)
+            record, said = self.generated(policy, task, value, allowed)
             self.write(policy, task, told | record)
             if policy.id == BASELINE:
-                said, baseline = spoken, record
-        if said is None:
-            reason = f"no continuation of {BASELINE}: {baseline['reason']}"
-            lost = {"task": task.id, "text": task.text, "problem": "", "status": "failed", "reason": reason}
-            return [lost | {"policy": policy.id} for policy in force]
-        return self.forced(task, value, said, [find_baseline(generate), *force])
+                baseline, prompts = record, [one.prompt for one in said]
+        told = {"task": task.id, "text": task.text}
+        if baseline["status"] != "ok":
+            lost = {"problem": "", "status": "failed", "reason": f"{BASELINE}: {baseline['reason']}"}
+            return [told | {"policy": policy.id, **lost} for policy in force]
+        rows = agreements(
+            self.model,
+            self.attachment,
+            force,
+            dict(zip((row["id"] for row in value["rows"]), prompts, strict=True)),
+            new_tokens=task.new_tokens or self.a.new_tokens,
+            slots=self.slots,
+            demand=self.demand,
+            delay=self.a.delay,
+            progress=self.progress.advance,
+        )
+        return [told | row for row in rows]
 
-    def generated(self, policy: Policy, task: Task, value: dict, allowed: bool) -> tuple[dict, list | None]:
-        """(record, what was said); of a policy that failed its reason, and None."""
-        from engine.emulator import Emulator
-        from evals.generation import KeepingLM, answer_task
-        from evals.lm_tasks import load_task
-        from evals.pass_at import pass_at_1
-
+    def generated(self, policy: Policy, task: Task, value: dict, allowed: bool) -> tuple[dict, list]:
+        """(record, what was said); of a policy that failed its reason, and nothing."""
         try:
-            emulator = Emulator(
-                self.attachment, policy, slots=self.slots, demand=self.demand, delay=self.a.delay
-            )
-            lm = KeepingLM(self.model, emulator, self.tokenizer)
+            emulator = Emulator(self.attachment, policy, slots=self.slots, demand=self.demand, delay=self.a.delay)
+            lm = KeepingLM(self.model, emulator, self.tokenizer, progress=self.progress.advance)
             asked = load_task(task.task, self.files[task.id], task.new_tokens or self.a.new_tokens)
             record, said = answer_task(lm, asked)
             if "pass_at_1" in task.metrics:
                 texts = [problem["text"] for problem in record["problems"]]
                 record["pass_at_1"] = pass_at_1(texts, value["rows"], allowed)
         except CELL_FAILURES as exc:
-            failed = {"status": "failed", "reason": f"{type(exc).__name__}: {' '.join(str(exc).split())}"}
-            return failed | {"cells": [failed]}, None
-        finally:
-            self.progress.advance(len(value["rows"]))
-        return {"status": "ok", "cells": [{"status": "ok"}], **record}, said
-
-    def forced(self, task: Task, value: dict, said: list, policies: list[Policy]) -> list[dict]:
-        from evals.agreement import agreements
-
-        rows = agreements(
-            self.model,
-            self.attachment,
-            {policy.id: policy for policy in policies},
-            {row["id"]: (one.prompt, one.tokens) for row, one in zip(value["rows"], said, strict=True)},
-            slots=self.slots,
-            demand=self.demand,
-            delay=self.a.delay,
-            progress=self.progress.advance,
-        )
-        return [{"task": task.id, "text": task.text, **row} for row in rows]
+            return failure(exc), []
+        return {"status": "ok", **record}, said
 
     def write(self, policy: Policy, task: Task, record: dict) -> None:
         row = {name: "inf" if cell == float("inf") else cell for name, cell in dataclasses.asdict(policy).items()}
         path = self.a.out / policy.id / f"{task.id}.json"
         write_json(path, self.facts | {"policy": policy.id, "policy_row": row} | record)
-
-
-def find_baseline(policies: list[Policy]) -> Policy:
-    return next(policy for policy in policies if policy.id == BASELINE)
 
 
 if __name__ == "__main__":
