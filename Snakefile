@@ -22,6 +22,7 @@ include: "workflow/rules/quality.smk"  #          every policy scored by perplex
 include: "workflow/rules/tables.smk"  #           paired differences with intervals
 include: "workflow/rules/sweep.smk"  #            more policies, over a stream of changing topics
 include: "workflow/rules/experiment_b.smk"  #     few heavy against many light substitutions of the same mass
+include: "workflow/rules/tasks.smk"  #            GSM8K and HumanEval: written answers, and the baseline's forced
 include: "workflow/rules/speed.smk"  #            every policy on every host, by the simulator
 include: "workflow/rules/measure.smk"  #          the engine timed on this machine, and every measured host collected
 include: "workflow/rules/ledger.smk"  #           claims and their verdicts, and which policy to use

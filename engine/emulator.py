@@ -25,6 +25,7 @@ from engine.log import DecisionLog, LogWriter
 from engine.phase import PhasedHandler
 from engine.policies import Policy
 from engine.residency import Demand, Residency
+from engine.trace import RouterTrace
 
 
 class Emulator(PhasedHandler):
@@ -74,6 +75,13 @@ class Emulator(PhasedHandler):
         """Back to the start, warm or cold, in every lane. The log stays."""
         for lane in range(self.residency.lanes):
             self.residency.restart(lane)
+
+    def follow(self, trace: RouterTrace) -> None:
+        """As after the exact prefill of a prompt whose routing is recorded: lane 0, state alone, without the model."""
+        for layer in range(self.residency.layers):
+            chosen, weights, scores = (array[:, layer] for array in (trace.chosen, trace.weights, trace.chosen_scores))
+            rule = self._prefill_rule
+            self.residency.decide(0, layer, chosen, weights, None, chosen_scores=scores, rule=rule)
 
     # ---- log -------------------------------------------------------------------------------------------------------
     def clear_log(self) -> None:

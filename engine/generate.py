@@ -27,7 +27,7 @@ def generate(
     model, handler: PhasedHandler, prompt: Sequence[int], *, max_new_tokens: int, stop: int | None = None
 ) -> Iterator[int]:
     """Yield up to `max_new_tokens` token ids; a yielded `stop` is the last. UserError on NaN. KV cache kept."""
-    output = _prefill(model, handler, prompt)
+    output = prefill(model, handler, prompt)
     for left in reversed(range(max_new_tokens)):
         if output.logits[0, -1].isnan().any():
             found = "logits that are no numbers"
@@ -48,17 +48,27 @@ def forced(
     The logits are those that each token is judged by. A state that is no KV cache (linear attention, state space)
     takes single tokens: in some families (Jamba) several at once forget it.
     """
+    output = prefill(model, handler, prompt)
+    yield output.logits[0, -1:], torch.tensor(continuation[:1], device=model.device)
+    yield from forced_after(model, handler, output.cache, continuation)
+
+
+@torch.inference_mode()
+def forced_after(
+    model, handler: PhasedHandler, cache, continuation: Sequence[int]
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """As `forced`, without the first token, which the prompt's own pass says; `cache` is what that left, and grows."""
     wanted = torch.tensor([list(continuation)], device=model.device)  # [1, T]
-    output = _prefill(model, handler, prompt)
-    yield output.logits[0, -1:], wanted[0, :1]
     step = _WIDE if handler.decodes_wide and not model._is_stateful else 1
     for start in range(0, len(continuation) - 1, step):
         stop = min(start + step, len(continuation) - 1)
-        output = _decode(model, handler, wanted[:, start:stop], output.cache)
+        output = _decode(model, handler, wanted[:, start:stop], cache)
+        cache = output.cache
         yield output.logits[0], wanted[0, start + 1 : stop + 1]
 
 
-def _prefill(model, handler: PhasedHandler, prompt: Sequence[int]):
+@torch.inference_mode()
+def prefill(model, handler: PhasedHandler, prompt: Sequence[int]):
     """The prompt's pass; where the model can it makes the last position's logits alone, V numbers and not T x V."""
     if not len(prompt):
         raise error("an empty prompt", "at least one token", "begin with the model's BOS token")

@@ -10,7 +10,8 @@ from __future__ import annotations
 import csv
 import math
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -116,6 +117,18 @@ def load_policies(path: str | Path) -> dict[str, Policy]:
             raise error(f"{where}: id '{policy.id}' a second time", "one row an id", "rename or remove one")
         policies[policy.id] = policy
     return policies
+
+
+def distinct(*sheets: Mapping[str, Policy]) -> dict[str, Policy]:
+    """Lossy policies of several sheets by id; of rows that differ in their id alone, the first."""
+    found: dict[Policy, Policy] = {}
+    for policy in (policy for sheet in sheets for policy in sheet.values() if not policy.lossless):
+        found.setdefault(replace(policy, id=""), policy)
+    named = {policy.id: policy for policy in found.values()}
+    if len(named) < len(found):
+        twice = next(policy for policy in found.values() if named[policy.id] != policy)
+        raise error(f"two policies '{twice.id}' that differ", "one row an id over all sheets", "rename one")
+    return named
 
 
 def find_policy(policies: dict[str, Policy], name: str) -> Policy:

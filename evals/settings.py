@@ -25,6 +25,7 @@ from engine.policies import BASELINE, ID, Policy, load_policies
 from engine.residency import slots_from_percent
 from engine.schema import Origin, check_schema
 from evals.corpora import available, row_of, table
+from evals.task_sheet import Task, load_tasks
 
 SCHEMA = Path(__file__).parent.parent / "workflow" / "schemas" / "config.schema.json"
 MODEL_COLUMNS = ("id", "source", "revision", "dtype", "timed_width", "timed_expert_width")
@@ -79,6 +80,18 @@ class ExperimentB:
 
 
 @dataclass(frozen=True)
+class Tasks:
+    """Which tasks of the sheet are asked, of how many problems, and by which policies."""
+
+    tasks: dict[str, Task]
+    slots: str  # id
+    problems: int | None  # the first of each task, None: all
+    new_tokens: int  # where a task has no limit of its own
+    generate: tuple[str, ...]  # policies of this run, the baseline among them
+    run_code: bool
+
+
+@dataclass(frozen=True)
 class Settings:
     models: dict[str, Model]
     policies: dict[str, Policy]
@@ -95,6 +108,7 @@ class Settings:
     measure: Measure
     sweep: Sweep
     experiment_b: ExperimentB
+    tasks: Tasks
     this_host: str  # id of the profile of this machine, a key of hosts
 
 
@@ -174,6 +188,7 @@ def check(config: object, where: str | Mapping[str, str] = "config/config.yaml")
         measure=_measure(config, sheet, where["measure"]),
         sweep=_sweep(config, where["sweep"]),
         experiment_b=_experiment_b(config, where["experiment_b"]),
+        tasks=_tasks(config, policies, where["tasks"]),
         this_host=this_host,
     )
 
@@ -219,6 +234,34 @@ def _check_budget(key: str, config: dict, where: str) -> None:
     name = config[key]["slots"]
     if name not in config["slots"]:
         raise error(f"{where}: {key}.slots names '{name}'", "one of slots", nearest(name, config["slots"]))
+
+
+def _tasks(config: dict, policies: Mapping[str, Policy], where: str) -> Tasks:
+    """Policies that another configuration took out of the run do not generate either."""
+    wanted, every = config["tasks"], load_policies(config["policies_sheet"])
+    sheet = load_tasks(wanted["sheet"])
+    for key, ids, known, named in (
+        ("ids", wanted["ids"], sheet, wanted["sheet"]),
+        ("slots", [wanted["slots"]], config["slots"], "slots"),
+        ("generate", wanted["generate"], every, config["policies_sheet"]),
+    ):
+        for name in ids:
+            if name not in known:
+                raise error(f"{where}: tasks.{key} names '{name}'", f"ids of {named}", nearest(name, known))
+    if BASELINE not in wanted["generate"]:
+        found = f"{where}: tasks.generate without {BASELINE}"
+        raise error(found, "the baseline among them", "add it: agreement is with what it says")
+    for name in wanted["generate"]:
+        if every[name].clairvoyant:
+            raise error(f"{where}: tasks.generate names '{name}'", "policies that need no future", "leave it out")
+    return Tasks(
+        tasks={name: sheet[name] for name in wanted["ids"]},
+        slots=wanted["slots"],
+        problems=None if wanted["problems"] == "all" else int(wanted["problems"]),
+        new_tokens=int(wanted["new_tokens"]),
+        generate=tuple(name for name in wanted["generate"] if name in policies),
+        run_code=wanted["run_code"],
+    )
 
 
 def find_hosts(folder: str, where: str) -> tuple[dict[str, Path], str]:

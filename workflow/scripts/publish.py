@@ -3,9 +3,9 @@
 python workflow/scripts/publish.py                 refuses a run with failed cells or absent texts
 python workflow/scripts/publish.py --partial       takes it all the same
 
-Tables, records of quality, sweep (one a policy) and experiment B (one an arm), gates and pictures with their data
-replace the published ones, folder by folder, and the ledger and the answer file by file; nothing else in
-results/published is touched. Every file that the index names must still be the one it describes.
+Tables, records of quality and sweep (one a policy), of experiment B (one an arm) and of tasks (one a policy that wrote,
+and task), gates and pictures with their data replace the published ones, folder by folder, and ledger and answer file
+by file; nothing else there is touched. Every file that the index names must still be the one it describes.
 """
 
 import argparse
@@ -20,6 +20,7 @@ from engine.measured_run import ROOT
 from evals.figures import read_table
 from evals.measured_tables import read_measured
 from evals.settings import LOCAL
+from evals.task_tables import read_tasks
 
 LISTED = re.compile(r"^\| \[(?P<name>[^\]]+)\]\([^)]*\) \| (?P<hash>[0-9a-f]{64}) \|", re.MULTILINE)
 
@@ -40,6 +41,7 @@ def main() -> None:
         "experiment_b": {
             name.removeprefix("experiment_b/"): a.results / name for name in names if name.startswith("experiment_b/")
         },
+        "tasks": task_records(a.results),
         "gate": {Path(name).name: a.results / name for name in names if name.startswith("gate/")},
     }
     for folder, files in folders.items():
@@ -89,6 +91,16 @@ def records(results: Path, table: str, place: str) -> dict[str, Path]:
             raise error(f"{path} does not exist", "a record of every policy", "run `snakemake results/all`")
         files[f"{row['model']}/{row['policy']}.json"] = path
     return files
+
+
+def task_records(results: Path) -> dict[str, Path]:
+    """<model>/<policy>/<task>.json of every policy that wrote; what was forced stands in the table, whole."""
+    table = results / "tables" / "local" / "tasks.csv"
+    if not table.is_file():
+        return {}
+    rows = read_tasks(table)[["model", "policy", "task"]].drop_duplicates()
+    names = ["/".join(row) + ".json" for row in rows.itertuples(index=False)]
+    return {name: path for name in names if (path := results / "tasks" / name).is_file()}
 
 
 def replace_folder(folder: Path, files: dict[str, Path]) -> None:

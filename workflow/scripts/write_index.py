@@ -23,9 +23,12 @@ from evals.experiment_tables import read_experiment_b, verdicts
 from evals.figures import POOLED, model_title, ok_rows, read_table, slots_title, without_result
 from evals.measured_tables import ENGINE, pooled, read_errors, read_measured, worst
 from evals.records import read_json
+from evals.task_sheet import METRICS
+from evals.task_tables import read_tasks
 
 RETRY = "make retry"
 ABOUT = {
+    "agreement.csv": "Every (model, lossy policy, task, problem): the baseline's continuation forced, agreement, mass.",
     "answer.md": "For every host and model: the policy to use, exact or within a limit on the loss.",
     "bundles.md": "The pooled rows of every bundle as a table, by model and slots.",
     "claims.csv": "The ledger: every claim, its parts by model, number, interval, region, verdict.",
@@ -39,6 +42,7 @@ ABOUT = {
     "measured.csv": "Every measured (host, link, model, size, policy, text): engine and simulator, times and losses.",
     "open_loop.csv": "Counts of lossy policies replayed over recorded routing, beside the emulator's.",
     "speed.csv": "Every (model, policy, slots, host, link, text): modelled time a token, speedup, loss.",
+    "tasks.csv": "Every (model, policy, task, metric): scores of written answers, agreement, mass, truncations.",
     "quality.csv": "Every (model, policy, slots, text): perplexity, loss with interval, counts.",
     "standins.csv": "Pairs of policies that differ in one column of the stand-in alone: difference of their losses.",
     "sweep.csv": "Every policy of the sweep over the stream of changing topics: loss with interval, mass, counts.",
@@ -46,6 +50,7 @@ ABOUT = {
 }
 
 
+LOST = ("model", "policy", "slots", "text", "status", "reason")  # of a cell without a result
 FURTHEST = {  # columns of engine_simulator.csv
     "median_ratio": "simulator over engine, median time a token",
     "p95_ratio": "simulator over engine, 95th percentile",
@@ -66,6 +71,8 @@ def main() -> None:
     parser.add_argument("--sweep", help="sweep.csv")
     parser.add_argument("--experiment-b", help="experiment_b.csv")
     parser.add_argument("--folders", nargs="*", default=[], help="folders of records to list too")
+    parser.add_argument("--tasks", help="tasks.csv")
+    parser.add_argument("--asked", nargs="*", default=[], help="results/tasks/<task>.json")
     parser.add_argument("--out", required=True)
     a = parser.parse_args()
     table = read_table(a.table)
@@ -77,15 +84,18 @@ def main() -> None:
     experiment = read_experiment_b(a.experiment_b) if a.experiment_b else None
     if experiment is not None:
         lost = pd.concat([lost, failed_arms(experiment)])
+    tasks, asked = read_tasks(a.tasks) if a.tasks else None, [read_json(path, "status", "id") for path in a.asked]
+    if tasks is not None:
+        lost = pd.concat([lost, lost_answers(tasks)])
     files = [*a.files, *(path for folder in a.folders for path in sorted(Path(folder).glob("*.json")))]
-    absent = [text for text in texts if text["status"] != "ok"]
+    absent = [text for text in [*texts, *asked] if text["status"] != "ok"]
     lines = [f"# {a.title}", "", status_line(lost, absent), ""]
     lines += [f"Model: {model_title(table, model)}" for model in table["model"].unique()]
     if a.texts:
         measured, errors = read_measured(a.measured), read_errors(a.errors)
         lines += ["", *headline(table), *measured_lines(measured, errors)]
         lines += experiment_lines(experiment) if experiment is not None else []
-        lines += [*text_lines(texts, table), *gate_lines(a.gates)]
+        lines += [*task_lines(asked, tasks), *text_lines(texts, table), *gate_lines(a.gates)]
     lines += [*([] if a.texts else [""]), *lost_lines(lost), *file_lines(files, Path(a.out).parent)]
     write_text(a.out, "\n".join(lines) + "\n")
     if len(lost) or absent:
@@ -182,6 +192,35 @@ def failed_arms(table: pd.DataFrame) -> pd.DataFrame:
     """Arms of experiment B that failed, as cells without a result. What a pilot stopped is none."""
     failed = table[table["status"] == "failed"].rename(columns={"arm": "policy"}).assign(text="experiment B")
     return failed[["model", "policy", "slots", "text", "status", "reason"]]
+
+
+def lost_answers(tasks: pd.DataFrame) -> pd.DataFrame:
+    """Policies that failed at a task, once each, as cells without a result; an absent task is none of theirs."""
+    failed = tasks[tasks["status"] == "failed"].drop_duplicates(["model", "policy", "task"])
+    return failed.rename(columns={"task": "text", "text": "source"})[list(LOST)]
+
+
+def task_lines(asked: list[dict], tasks: pd.DataFrame | None) -> list[str]:
+    """Problems of every task; of every model what the baseline scores, and how far others agree with it."""
+    lines = ["## Tasks", ""] if asked else []
+    for task in asked:
+        if task["status"] != "ok":
+            reason = " ".join(str(task.get("reason", "no reason given")).split())
+            lines.append(f"- {task['id']}: absent, {reason}; `{RETRY}` asks for it again")
+            continue
+        known = f"{task['left_out']} left out as learnt from" if task["left_out"] else "none left out as learnt from"
+        lines.append(f"- {task['id']}: {len(task['rows'])} problems of the {task['found']} of {task['text']}, {known}")
+    ok = tasks[tasks["status"] == "ok"] if asked else []
+    for (model, task), own in ok.groupby(["model", "task"], sort=False) if asked else ():
+        base, others = own[own["policy"] == BASELINE], own[own["policy"] != BASELINE]
+        words = [f"{row['metric']} {row['value']:.3f}" for row in base[base["metric"].isin(METRICS)].to_dict("records")]
+        line = f"- {model}, {task}: {BASELINE} scores {', '.join(words) or 'nothing'}"
+        forced = others[others["metric"] == "forced_agreement"]["value"]
+        if len(forced):
+            line += f"; forced agreement of {len(forced)} lossy policies {forced.min():.3f} to {forced.max():.3f}"
+        notes = [note for note in base["note"].unique() if "near zero" in note]
+        lines.append(line + (f" ({notes[0]})" if notes else ""))
+    return [*lines, ""] if lines else []
 
 
 def text_lines(texts: list[dict], table: pd.DataFrame) -> list[str]:
