@@ -67,7 +67,8 @@ def main() -> None:
 def model_rows(own: dict[str, tuple[dict, Path]], options: dict, progress: Progress) -> list[dict]:
     """Rows of all cells of one model, and the pooled ones."""
     if BASELINE not in own:
-        raise error(f"no record of {BASELINE}", "the baseline among the records", "score it")
+        model = next(iter(own.values()))[0]["model"]
+        raise error(f"{model}: no record of {BASELINE}", "the baseline among the records", "score it")
     losses = {
         policy: load_arrays(root / "losses" / record["model"] / f"{policy}.safetensors")
         for policy, (record, root) in own.items()
@@ -113,6 +114,10 @@ def paired(slots: str, cells: list[dict], policy: str, losses: dict, clusters: d
         key = f"{slots}/{cell['text']}"
         if key not in losses[BASELINE]:
             return {"reason": f"the baseline has no losses for {key}"}
+        if key not in losses[policy]:
+            raise error(
+                f"{policy}: a result for {key} without its losses", "one run's record and losses", "score again"
+            )
         parts.append((cell["topic"], clusters[cell["text"]], losses[policy][key], losses[BASELINE][key]))
     interval = paired_interval(parts, **options)
     percent = percent_change(interval)
@@ -149,13 +154,14 @@ def pool(cells: list[dict]) -> dict:
 
 
 def correct_for_number(rows: list[dict]) -> None:
-    """p_holm over the lossy policies of one (model, slots, text)."""
+    """p_holm over the lossy policies of one (model, slots, text). One without a p-value counts: a gap helps nobody."""
+    tried = dict.fromkeys(row["policy"] for row in rows if row["miss_rule"] != "fetch")
     groups: dict[tuple, list[dict]] = {}
     for row in rows:
-        if row.get("p_value") is not None and not row["lossless"]:
+        if row.get("p_value") is not None and row["policy"] in tried:
             groups.setdefault((row["model"], row["slots"], row["text"]), []).append(row)
     for group in groups.values():
-        adjusted = holm({row["policy"]: row["p_value"] for row in group})
+        adjusted = holm(tried | {row["policy"]: row["p_value"] for row in group})
         for row in group:
             row["p_holm"] = adjusted[row["policy"]]
 
@@ -215,6 +221,11 @@ def bundles_table(quality: pd.DataFrame) -> str:
                 f"| {row['substituted_share']:.4f} | {row['substituted_mass']:.4f} "
                 f"| {row['fetches'] / row['demands']:.4f} | {row['miss_rate']:.4f} |"
             )
+        here = quality[(quality["model"] == model) & (quality["slots"] == slots)]
+        for policy in here.loc[~here["policy"].isin(group["policy"]), "policy"].unique():
+            cells = here[here["policy"] == policy]
+            lost = ", ".join(cells.loc[cells["status"] != "ok", "text"])
+            lines.append(f"| {policy} | no result on {lost} | | | | | | |")
         lines.append("")
     failed = quality[quality["status"] != "ok"]
     if len(failed):
