@@ -115,9 +115,7 @@ def paired(slots: str, cells: list[dict], policy: str, losses: dict, clusters: d
         if key not in losses[BASELINE]:
             return {"reason": f"the baseline has no losses for {key}"}
         if key not in losses[policy]:
-            raise error(
-                f"{policy}: a result for {key} without its losses", "one run's record and losses", "score again"
-            )
+            raise error(f"{policy}: no losses of its result for {key}", "one run's record and losses", "score it again")
         parts.append((cell["topic"], clusters[cell["text"]], losses[policy][key], losses[BASELINE][key]))
     interval = paired_interval(parts, **options)
     percent = percent_change(interval)
