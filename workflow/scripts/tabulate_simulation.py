@@ -38,7 +38,7 @@ def main() -> None:
         record = next(iter(policies.values())).record
         traces = [load(open_trace(results / "traces" / model / f"{text}.safetensors")) for text in record["texts"]]
         demand = load_demand(results / "calibration" / f"{model}.safetensors")
-        curves += model_curves(model, traces, demand, is_rehearsal(record), sheet[BASELINE])
+        curves += model_curves(model, traces, demand, is_rehearsal(record), find_policy(sheet, BASELINE))
         lossy = [own.record for name, own in policies.items() if not (sheet[name].lossless or sheet[name].in_place)]
         errors += model_errors(model, lossy, traces, demand, sheet, a.delay, results / "decisions" / model)
     for path, rows in ((a.out_curves, curves), (a.out_errors, errors)):
