@@ -28,7 +28,6 @@ LAUNCH = "import sys; sys.path.insert(0, sys.argv[1]); from evals.cell.inside im
 FLAGS = ("-s", "-S", "-P", "-B", "-X", "utf8")  # no packages, no file of the working folder, no bytecode written
 ENVIRONMENT = {"PYTHONHASHSEED": "0"}  # and nothing else: the order of a set of strings is the same every time
 LATE_S = 30  # a launcher that says nothing for so long after the wall limit is given up
-CPU_SLACK_S = 0.1  # between the kernel's count when it kills and when it reports
 TAIL_BYTES = 500
 
 
@@ -124,7 +123,6 @@ def judge(row: Mapping[str, str], completion: str, limits: Limits | None = None)
     """
     limits = limits or Limits()
     ask = {"role": "test", "code": row["prompt"] + row["canonical_solution"], "test": row["test"]}
-    ask["answer_bytes"] = limits.answer_bytes
     reply = {"role": "completion", "code": row["prompt"] + completion, "entry_point": row["entry_point"]}
     with contextlib.ExitStack() as stack:
         requests, answers, word, output = pipes = [Pipe() for _ in range(4)]
@@ -193,7 +191,7 @@ def decide(seen: Seen, limits: Limits) -> Outcome:
     if word and word["verdict"] == "passed":
         return Outcome("passed")
     for who, report in (("the completion", completion), ("the test of its answers", test)):
-        if report["status"] == -signal.SIGKILL and report["cpu_s"] >= limits.cpu_s - CPU_SLACK_S:
+        if report["by"] == "cpu":
             return Outcome("timed_out", f"{who} used {limits.cpu_s:g} s of processor time")
         if report["by"] == "wall":
             return Outcome("timed_out", f"{who} took {limits.wall_s:g} s")

@@ -64,7 +64,12 @@ def answer(function, raised: BaseException | bytes | None, request: dict, fd: in
 
 
 def test(job: dict, channels: dict[str, int]) -> None:
-    """Run the task's own code, for the helpers that tests use, then its check; write one word on the result."""
+    """Run the task's own code, for the helpers that tests use, then its check; write one word on the result.
+
+    The prompt may define such a helper, so it runs, made whole by the canonical solution. A test that calls the solution
+    by its name so gets the canonical one: HumanEval/33 compares with that (the official harness has the completion
+    under the name too, and passes whatever is equal to itself).
+    """
     verdict, reason = examine(job, channels)
     send(channels["word"], {"verdict": verdict, "reason": reason})
 
@@ -72,22 +77,29 @@ def test(job: dict, channels: dict[str, int]) -> None:
 def examine(job: dict, channels: dict[str, int]) -> tuple[str, str]:
     random.seed(0)  # some tests draw their cases
     space: dict = {"__name__": "test"}
-    try:
-        exec(compile(job["code"], "<task>", "exec"), space)
-        exec(compile(job["test"], "<test>", "exec"), space)
-        check = space["check"]
-    except Exception as exc:
-        return "refused", f"the task's own code: {type(exc).__name__}: {exc}"
+    calls = 0
     with os.fdopen(channels["answers"], "rb") as answers:
+
+        def candidate(*arguments, **named):
+            nonlocal calls
+            calls += 1
+            return ask(arguments, named, channels["requests"], answers, job["limits"]["answer_bytes"])
+
         try:
-            check(lambda *arguments, **named: ask(arguments, named, channels["requests"], answers, job["answer_bytes"]))
+            exec(compile(job["code"], "<task>", "exec"), space)
+            exec(compile(job["test"], "<test>", "exec"), space)
+            check = space["check"]
+        except Exception as exc:
+            return "refused", f"the task's own code: {type(exc).__name__}: {exc}"
+        try:
+            check(candidate)
         except NoAnswer as exc:
             return exc.verdict, exc.reason
         except AssertionError as exc:
             return "failed", f"wrong answer: {test_line(exc, job['test'])}"
         except Exception as exc:  # of the test, at a value of a wrong type
             return "failed", f"{type(exc).__name__} in the test: {test_line(exc, job['test'])}"
-    return "passed", ""
+    return ("passed", "") if calls else ("refused", "the test asks the completion nothing")
 
 
 def ask(arguments: tuple, named: dict, requests: int, answers, longest: int) -> object:
