@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import random
 import traceback
+from collections.abc import Callable
 
 from evals.cell.values import TooLong, decode, encode, receive, send
 
@@ -31,32 +32,34 @@ class NoAnswer(BaseException):
 
 def completion(job: dict, channels: dict[str, int]) -> None:
     """Run job["code"], then answer each call of job["entry_point"] until there are no more."""
-    space: dict = {"__name__": "completion"}
-    raised = None
-    try:
-        exec(compile(job["code"], "<completion>", "exec"), space)
-        function = space[job["entry_point"]]
-    except MemoryError:
-        raised = NO_MEMORY
-    except BaseException as exc:
-        raised = exc
+    function = define(job)
     with os.fdopen(channels["requests"], "rb") as requests:
         while True:
             try:
                 request = receive(requests, REQUEST_BYTES)
             except EOFError:
                 return
-            answer(function if raised is None else None, raised, request, channels["answers"])
+            answer(function, request, channels["answers"])
 
 
-def answer(function, raised: BaseException | bytes | None, request: dict, fd: int) -> None:
+def define(job: dict) -> Callable:
+    """The function that the code defines, or one that raises what the code raised."""
+    space: dict = {"__name__": "completion"}
     try:
-        if raised is NO_MEMORY:
-            raise MemoryError
-        if raised is not None:
-            raise raised
-        arguments, named = decode(request["arguments"]), decode(request["named"])
-        send(fd, {"value": encode(function(*arguments, **named))})
+        exec(compile(job["code"], "<completion>", "exec"), space)
+        return space[job["entry_point"]]
+    except BaseException as exc:
+        raised = exc
+
+    def undefined(*arguments, **named):
+        raise raised
+
+    return undefined
+
+
+def answer(function: Callable, request: dict, fd: int) -> None:
+    try:
+        send(fd, {"value": encode(function(*decode(request["arguments"]), **decode(request["named"])))})
     except MemoryError:
         os.write(fd, NO_MEMORY)
     except BaseException as exc:
@@ -66,9 +69,9 @@ def answer(function, raised: BaseException | bytes | None, request: dict, fd: in
 def test(job: dict, channels: dict[str, int]) -> None:
     """Run the task's own code, for the helpers that tests use, then its check; write one word on the result.
 
-    The prompt may define such a helper, so it runs, made whole by the canonical solution. A test that calls the solution
-    by its name so gets the canonical one: HumanEval/33 compares with that (the official harness has the completion
-    under the name too, and passes whatever is equal to itself).
+    The prompt may define such a helper, so it runs, made whole by the canonical solution. A test that calls the
+    solution by its name so gets the canonical one: HumanEval/33 compares with that (the official harness has the
+    completion under the name too, and passes whatever is equal to itself).
     """
     verdict, reason = examine(job, channels)
     send(channels["word"], {"verdict": verdict, "reason": reason})

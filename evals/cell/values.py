@@ -38,7 +38,7 @@ def encode(value: object) -> object:
     for name, kind in SERIES.items():
         if isinstance(value, kind):
             return {name: [encode(item) for item in value]}
-    raise TypeError(f"a {type(value).__name__} is no plain value")
+    raise TypeError(f"{type(value).__name__} is no plain type")
 
 
 def decode(coded: object) -> object:
