@@ -83,7 +83,9 @@ def pass_at_k(
     if counts["refused"]:
         reason = next(o.reason for of_row in outcomes for o in of_row if o.verdict == "refused")
         record["status"] = f"not run ({reason})"
-    elif rows:
+    elif not rows:
+        record["status"] = "not run (no problems)"
+    else:
         record["status"] = "run"
         record["pass_at"] = {
             k: math.fsum(estimate(len(of_row), of_row.count("passed"), k) for of_row in verdicts) / len(rows)

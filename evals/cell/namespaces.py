@@ -170,8 +170,8 @@ def faults(limits: dict) -> list[str]:
         "other folders than /python and /tmp": sorted(os.listdir("/")) != VIEW,
         "files in /tmp": os.path.exists("/tmp") and bool(os.listdir("/tmp")),
         "/python cannot be read": not os.access("/python/os.py", os.R_OK),
-        "/ can be written": can_write("/"),
-        "/python can be written": can_write("/python"),
+        "/ can be written": writable("/"),
+        "/python can be written": writable("/python"),
         "not the first process of its namespace": (os.getpid(), os.getppid()) != (1, 0),
         "in a group with others": (os.getpgid(0), os.getsid(0)) != (1, 1),
         "another user": set(os.getresuid() + os.getresgid()) != {NOBODY},
@@ -192,8 +192,9 @@ def faults(limits: dict) -> list[str]:
     return wrong
 
 
-def can_write(folder: str) -> bool:
-    return os.access(folder, os.W_OK)
+def writable(folder: str) -> bool:
+    """By its mount, not by its owner: an ordinary user may own the standard library."""
+    return not os.statvfs(folder).f_flag & os.ST_RDONLY
 
 
 def can_route(address: str) -> bool:

@@ -1,7 +1,7 @@
 """Generated code that tries to escape, to be called right, or to stay. Laws, and the canonical solutions end to end.
 
-Where a machine has no sandbox these tests skip with its reason. With EXPERTMISS_EXPECT_SANDBOX=1 (.ci/run) that is a
-failure: there they must have run.
+Where a machine has no sandbox these tests skip with its reason. With EXPERTMISS_EXPECT_SANDBOX=1 (.ci/run) they run
+and fail: there they must have run.
 """
 
 from __future__ import annotations
@@ -33,10 +33,12 @@ ROW = {"task_id": "twice", "prompt": "def f(x):\n", "canonical_solution": "    r
 
 @pytest.fixture(scope="module", autouse=True)
 def needs_a_sandbox():
-    reason = sandbox.probe()
-    if os.environ.get("EXPERTMISS_EXPECT_SANDBOX") != "1" and reason:
+    if os.environ.get("EXPERTMISS_EXPECT_SANDBOX") != "1" and (reason := sandbox.probe()):
         pytest.skip(f"no sandbox here: {reason}")
-    assert reason is None
+
+
+def test_there_is_a_sandbox():
+    assert sandbox.probe() is None
 
 
 def trial(code: str, test: str = TEST, limits: Limits = QUICK, prompt: str = "def f(x):\n") -> Outcome:
@@ -51,13 +53,14 @@ def sees(code: str, expected: object, comment: str = "") -> None:
 
 
 def strangers() -> set[int]:
-    """Processes of other pid namespaces than this one's, as far as this user may look."""
+    """Processes that hold or are a cell of this repository, and live in another pid namespace than this one."""
     own, found = os.readlink("/proc/self/ns/pid"), set()
     for entry in os.listdir("/proc"):
         try:
-            if entry.isdigit() and os.readlink(f"/proc/{entry}/ns/pid") != own:
+            started = Path(f"/proc/{entry}/cmdline").read_bytes().split(b"\0") if entry.isdigit() else []
+            if str(ROOT).encode() in started and os.readlink(f"/proc/{entry}/ns/pid") != own:
                 found.add(int(entry))
-        except OSError:  # it ended, or is another's
+        except OSError:  # it ended, or is another user's
             pass
     return found
 
@@ -161,6 +164,8 @@ def test_the_completion_never_has_the_test():
     return [len(texts) > 1000, [text for text in texts if wanted in text]]
     """
     sees(code, [True, []], comment="elephant")
+    there = trial(code, "def check(f):\n    assert len(f(0)[1]) > 0\n", prompt="# elephant\ndef f(x):\n")
+    assert there == Outcome("passed")  # the search finds what is there
 
 
 def test_the_same_code_gets_the_same_order_of_a_set_every_time():
@@ -411,10 +416,13 @@ def test_when_the_owner_is_killed_the_cells_end():
     owner = subprocess.Popen([sys.executable, "-c", asleep()], cwd=ROOT)
     try:
         assert becomes(lambda: len(strangers() - before) == 2)
-    finally:
         owner.kill()
         owner.wait()
-    assert becomes(lambda: strangers() <= before)
+        assert becomes(lambda: strangers() <= before, seconds=5)
+    finally:
+        owner.kill()
+        for left in strangers() - before:
+            os.kill(left, signal.SIGKILL)
 
 
 def test_when_its_launcher_is_killed_a_cell_ends():
@@ -422,14 +430,18 @@ def test_when_its_launcher_is_killed_a_cell_ends():
     before = strangers()
     code = "import ctypes, time; ctypes.CDLL(None).prctl(1, 0, 0, 0, 0); time.sleep(600)"
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(trial, code, limits=replace(QUICK, wall_s=60))
-        assert becomes(lambda: len(strangers() - before) == 2)
-        time.sleep(0.2)
-        for launcher in psutil.Process().children():
-            launcher.send_signal(signal.SIGKILL)
+        waiting = pool.submit(trial, code)
+        try:
+            assert becomes(lambda: len(strangers() - before) == 2)
+            time.sleep(0.2)  # until it sleeps
+            for launcher in psutil.Process().children():
+                launcher.send_signal(signal.SIGKILL)
+            assert becomes(lambda: strangers() <= before, seconds=5)
+        finally:
+            for left in strangers() - before:
+                os.kill(left, signal.SIGKILL)
         outcome = waiting.result(timeout=30)
     assert outcome.verdict == "refused" and "without a report" in outcome.reason
-    assert becomes(lambda: strangers() <= before)
 
 
 def test_no_file_stays_open():
@@ -453,7 +465,8 @@ def rows():
 
 @pytest.fixture
 def two_busy_processes():
-    busy = [subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"]) for _ in range(2)]
+    code = "import time; last = time.monotonic() + 300\nwhile time.monotonic() < last: pass"
+    busy = [subprocess.Popen([sys.executable, "-S", "-c", code]) for _ in range(2)]
     yield
     for process in busy:
         process.kill()
