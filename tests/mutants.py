@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-COPIED = ("config", "engine", "pyproject.toml", "tests/conftest.py", "tests/engine")
+COPIED = ("config", "engine", "evals", "pyproject.toml", "tests/conftest.py", "tests/engine")
+COPIED += tuple(f"tests/evals/{name}.py" for name in ("sandbox_cases", "test_cell", "test_pass_at", "test_sandbox"))
 TIMEOUT_S = 300  # one run; the decision compiles in about ten seconds
 JOBS = min(2, os.cpu_count() or 1)
 
@@ -40,6 +41,10 @@ CHECKPOINT, CONVERSION, DIRECT, EXPERT_TENSORS, SKELETON = (
 )
 ENGINE, KERNELS, RECHECK = (f"engine/{name}.py" for name in ("offload_engine", "kernels", "recheck"))
 OF_ENGINE, OF_EXPERTS = (f"tests/engine/test_{name}.py::" for name in ("offload_engine", "experts"))
+INSIDE, NAMESPACES, ROLES, SYSCALLS = (
+    f"evals/cell/{name}.py" for name in ("inside", "namespaces", "roles", "syscalls")
+)
+OF_CELL, OF_PASS_AT, OF_SANDBOX = (f"tests/evals/test_{name}.py::" for name in ("cell", "pass_at", "sandbox"))
 OF_CHECKPOINT, OF_SKELETON = (f"tests/engine/test_{name}.py::" for name in ("checkpoint", "skeleton"))
 
 
@@ -389,6 +394,62 @@ FAULTS: dict[str, Fault] = {
         "state[name] = _Lazy(lambda dtype, stored=tensors[name]: read_tensor(stored, torch.float32))",
         OF_SKELETON + "test_agreement_casts_are_from_pretrained_s[disk0]",
     ),
+    # ---- generated code
+    "runs_without_consent": Fault(
+        "evals/sandbox.py",
+        'os.environ.get(OPT_IN) != "1"',
+        "OPT_IN not in os.environ",
+        OF_PASS_AT + "test_asked_for_without_consent_is_one_line[0]",
+    ),
+    "not_allowed_runs": Fault(
+        "evals/pass_at.py",
+        "if not allowed:",
+        "if allowed is None:",
+        OF_PASS_AT + "test_not_allowed_is_a_status_and_no_number",
+    ),
+    "completion_names_its_verdict": Fault(
+        ROLES,
+        'NoAnswer("out_of_memory" if kind == "MemoryError" else "failed"',
+        'NoAnswer("out_of_memory" if kind == "MemoryError" else kind',
+        OF_SANDBOX + "test_nothing_but_an_answer_passes[answers_that_it_passed]",
+    ),
+    "test_that_asks_nothing_passes": Fault(
+        ROLES,
+        "if calls else",
+        "if job else",
+        OF_SANDBOX + "test_a_test_that_asks_nothing_or_is_broken_is_refused[def check(f): pass]",
+    ),
+    "group_shared_with_the_launcher": Fault(
+        INSIDE, "os.setsid()", "pass", OF_SANDBOX + "test_killing_everyone_in_reach_harms_nobody"
+    ),
+    "processor_time_not_looked_at": Fault(
+        INSIDE, '>= limits["cpu_s"]', ">= 1e9", OF_SANDBOX + "test_nothing_but_an_answer_passes[cancels_the_timer]"
+    ),
+    "cell_outlives_its_launcher": Fault(
+        NAMESPACES,
+        'call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)',
+        "pass",
+        OF_SANDBOX + "test_when_its_launcher_is_killed_a_cell_ends",
+    ),
+    "shares_the_network": Fault(NAMESPACES, '"net": 0x40000000, ', "", OF_SANDBOX + "test_it_has_no_network"),
+    "library_can_be_written": Fault(
+        NAMESPACES,
+        "flags = REMOUNT | BIND | READ_ONLY |",
+        "flags = REMOUNT | BIND |",
+        OF_SANDBOX + "test_it_writes_nowhere_but_in_its_own_folder",
+    ),
+    "keeps_capabilities": Fault(
+        NAMESPACES,
+        'call("capset", capability_header(), (ctypes.c_uint32 * 6)())',
+        "pass",
+        OF_SANDBOX + "test_it_may_not_mount_trace_nor_ask_for_rights",
+    ),
+    "any_call_is_allowed": Fault(
+        SYSCALLS,
+        "steps.append((RETURN, 0, 0, EPERM))",
+        "steps.append((RETURN, 0, 0, ALLOW))",
+        OF_CELL + "test_the_filter_allows_the_list_and_nothing_else[x86_64]",
+    ),
 }
 
 
@@ -417,7 +478,7 @@ def run_tests(copy: Path, tests: list[str]) -> dict[str, str]:
     """Outcome by test: `passed`, `assertion`, or what went wrong instead. The copy compiles from its own files."""
     report = copy / "report.xml"
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(copy / "numba"), "PYTHONDONTWRITEBYTECODE": "1"}
-    environment |= {"PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1"}
+    environment |= {"PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1", "EXPERTMISS_EXPECT_SANDBOX": "1"}
     command = [sys.executable, "-m", "pytest", f"--junitxml={report}", "--no-header", *tests]
     try:
         done = subprocess.run(
