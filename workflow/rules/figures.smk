@@ -1,14 +1,14 @@
 # Pictures of a table, and the two indexes. A figure depends on its own script, the shared style and its table alone.
 
-FIGURES = {  # stem of the script: stem of its table
-    "claims_by_documents": "claims_by_documents",
-    "loss_and_misses_by_slots": "quality",
-    "loss_by_bundle": "quality",
-    "loss_by_mass": "quality",
-    "measured_speedup": "measured",
-    "misses_by_slots": "curves",
-    "speedup_by_loss": "speed",
-    "token_time": "speed",
+FIGURES = {  # stem of the script: stem of its table, category of the report
+    "claims_by_documents": ("claims_by_documents", "Claims"),
+    "loss_and_misses_by_slots": ("quality", "Quality"),
+    "loss_by_bundle": ("quality", "Quality"),
+    "loss_by_mass": ("quality", "Quality"),
+    "measured_speedup": ("measured", "Measured hosts"),
+    "misses_by_slots": ("curves", "Quality"),
+    "speedup_by_loss": ("speed", "Speed"),
+    "token_time": ("speed", "Speed"),
 }
 STYLE = ["evals/checked_tables.py", "evals/figures.py"]
 OF_TABLE = {  # what else reads that table
@@ -19,7 +19,7 @@ OF_TABLE = {  # what else reads that table
 FOLDERS = {"local": "results/tables/local", "published": "results/published/tables"}
 # what results/figures shows: this checkout's own run where there is a whole one, else the published one
 SHOWN = "published"
-if all(os.path.exists(f"{FOLDERS['local']}/{table}.csv") for table in FIGURES.values()):
+if all(os.path.exists(f"{FOLDERS['local']}/{table}.csv") for table, _ in FIGURES.values()):
     SHOWN = "local"
 
 
@@ -40,13 +40,17 @@ wildcard_constraints:
 rule plot_figure:
     input:
         STYLE,
-        lambda wildcards: OF_TABLE.get(FIGURES[wildcards.figure], []),
+        lambda wildcards: OF_TABLE.get(FIGURES[wildcards.figure][0], []),
         script="workflow/scripts/plot_{figure}.py",
-        table=lambda wildcards: f"{FOLDERS[wildcards.run]}/{FIGURES[wildcards.figure]}.csv",
+        table=lambda wildcards: f"{FOLDERS[wildcards.run]}/{FIGURES[wildcards.figure][0]}.csv",
     output:
-        multiext("results/plots/{run}/{figure}", ".svg", ".png", ".csv"),
+        "results/plots/{run}/{figure}.svg",
+        drawn("results/plots/{run}/{figure}.png", HERE),
+        drawn("results/plots/{run}/{figure}.csv", RAW),
     log:
         "results/logs/plot_figure/{run}/{figure}.log",
+    params:
+        shows=about_figure,
     shell:
         "python {input.script} --table {input.table}"
         " --out-prefix results/plots/{wildcards.run}/{wildcards.figure} 2>&1 | tee {log}"
@@ -70,7 +74,12 @@ rule index_results:
     input:
         script="workflow/scripts/write_index.py",
         table="results/tables/local/quality.csv",
-        answers=["results/answer.md", "results/claims.md", "results/claims.csv"],
+        answers=[
+            "results/answer.md",
+            "results/claims.md",
+            "results/claims.csv",
+            "results/provenance.md",
+        ],
         tables=expand(
             "results/tables/local/{table}",
             table=[
@@ -86,7 +95,8 @@ rule index_results:
         ),
         pictures=pictures("local"),
         gates=expand("results/gate/{model}.json", model=MODELS),
-        pages=expand("results/gate/{model}.md", model=MODELS),
+        gate_pages=expand("results/gate/{model}.md", model=MODELS),
+        report_pages=list(PAGES),
         texts=expand("results/texts/{text}.json", text=TEXTS),
         measured="results/tables/local/measured.csv",
         errors="results/tables/local/engine_simulator.csv",
@@ -96,6 +106,6 @@ rule index_results:
         "results/logs/index_results.log",
     shell:
         "python {input.script} --title Results --table {input.table}"
-        " --files {input.answers} {input.table} {input.tables} {input.pages} {input.pictures}"
+        " --files {input.answers} {input.table} {input.tables} {input.gate_pages} {input.pictures}"
         " --gates {input.gates} --texts {input.texts} --measured {input.measured} --errors {input.errors}"
         " --out {output} 2>&1 | tee {log}"

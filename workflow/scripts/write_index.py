@@ -35,6 +35,7 @@ ABOUT = {
     "engine_simulator.csv": "Every measured (host, link, model, size, policy): the simulator's error, the bounds.",
     "measured.csv": "Every measured (host, link, model, size, policy, text): engine and simulator, times and losses.",
     "open_loop.csv": "Counts of lossy policies replayed over recorded routing, beside the emulator's.",
+    "provenance.md": "Commit, versions, weights, texts with their licence, hosts, configuration.",
     "speed.csv": "Every (model, policy, slots, host, link, text): modelled time a token, speedup, loss.",
     "quality.csv": "Every (model, policy, slots, text): perplexity, loss with interval, counts.",
 }
