@@ -2,7 +2,7 @@
 #
 #   snakemake --cores 1 results/all        everything: models scored under every policy, tables, figures, index
 #   snakemake --cores 1 results/figures    figures from records, no model is run (in a fresh clone: the published ones)
-#   snakemake --report results/report.html the results of a finished run as one page with captions, to open in a browser
+#   snakemake --cores 1 --report results/report.html    of a finished run: results, captions, provenance in one page
 #   snakemake --cores 1 results/measured/local    every policy timed on this machine, with the engine
 #
 # What is run stands in config/config.yaml; how a miss is handled, in engine/; what is asked, in evals/.

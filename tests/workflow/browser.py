@@ -1,4 +1,4 @@
-"""A page opened in Chromium without a screen, by the DevTools protocol over a pipe: what it shows, and what it complains of.
+"""A page in Chromium without a screen, by the DevTools protocol over a pipe: what it shows, what it complains of.
 
     with Browser(tmp_path / "profile") as browser:
         browser.open(page)
@@ -27,7 +27,7 @@ PROGRAM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil
 FLAGS = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
 FLAGS += " --disable-component-update --disable-sync --remote-debugging-pipe"
 INSIDE = ("data:", "blob:", "about:")
-LIMIT_S = 120.0
+LIMIT_S = 60.0
 
 
 class Browser:

@@ -19,7 +19,9 @@ OF_TABLE = {  # what else reads that table
 FOLDERS = {"local": "results/tables/local", "published": "results/published/tables"}
 # what results/figures shows: this checkout's own run where there is a whole one, else the published one
 SHOWN = "published"
-if all(os.path.exists(f"{FOLDERS['local']}/{table}.csv") for table, _ in FIGURES.values()):
+if all(
+    os.path.exists(f"{FOLDERS['local']}/{table}.csv") for table, _ in FIGURES.values()
+):
     SHOWN = "local"
 
 
@@ -96,7 +98,7 @@ rule index_results:
         pictures=pictures("local"),
         gates=expand("results/gate/{model}.json", model=MODELS),
         gate_pages=expand("results/gate/{model}.md", model=MODELS),
-        report_pages=list(PAGES),
+        report_pages=[page for path in REPORTED for page in pages_of(path)],
         texts=expand("results/texts/{text}.json", text=TEXTS),
         measured="results/tables/local/measured.csv",
         errors="results/tables/local/engine_simulator.csv",

@@ -1,54 +1,46 @@
-# What `snakemake --report results/report.html` shows: results by category, each with a caption, and where they come from.
+# What `snakemake --report` shows: results by category, each with a caption, and where they come from.
 #
-# A file of the table below is reported twice, as a page and as it is; a figure has its category in figures.smk and its
-# words in the docstring of its script. A new result is a line in one of the two, and `reported(...)` around the output
-# of its rule.
+# A file of workflow/report/results.tsv is shown as a page and kept as it is beside it: a new one is a row of that sheet,
+# its caption workflow/report/<caption>.rst, and `reported(...)` around the output of its rule. A figure has its category
+# in figures.smk; its caption is the docstring of its script.
 
 import ast
+import csv
 import json
 
-REPORTED = {  # file: its category, its name there, its caption workflow/report/<caption>.rst
-    "results/answer.md": ("Answer", "Which policy to use", "answer"),
-    "results/claims.csv": ("Claims", "Every part of every claim", "claims"),
-    "results/claims.md": ("Claims", "The ledger", "claims"),
-    "results/gate/{model}.md": ("Fitness", "{model}", "gate"),
-    "results/provenance.md": ("Provenance", "Where this comes from", "provenance"),
-    "results/tables/local/bundles.md": ("Quality", "Bundles, all texts together", "bundles"),
-    "results/tables/local/differences.csv": ("Quality", "Where two bundles differ", "differences"),
-    "results/tables/local/engine_simulator.csv": ("Measured hosts", "Engine and simulator", "engine_simulator"),
-    "results/tables/local/measured.csv": ("Measured hosts", "Every timed policy", "measured"),
-    "results/tables/local/open_loop.csv": ("Speed", "Open-loop error", "open_loop"),
-    "results/tables/local/quality.csv": ("Quality", "Every policy and text", "quality"),
-    "results/tables/local/speed.csv": ("Speed", "Every policy and host", "speed"),
-}
+with open("workflow/report/results.tsv", encoding="utf-8", newline="") as sheet:
+    REPORTED = {row.pop("file"): row for row in csv.DictReader(sheet, delimiter="\t")}
 # Snakemake makes a switch of a label that has two values; the first in the alphabet is shown first
 HERE, RAW = "here", "raw data"
 
 
 def reported(path):
-    """An output of a rule, marked for the report as REPORTED says."""
-    return marked(path, *REPORTED[path], RAW)
+    """An output of a rule, marked for the report as the sheet says."""
+    return marked(path, RAW, **REPORTED[path])
 
 
-def marked(path, category, name, caption, how):
-    labels = {"result": name, "show": how}
-    return report(
-        path, caption=f"../report/{caption}.rst", category=category, labels=labels
-    )
+def marked(path, show, category, name, caption):
+    caption = f"../report/{caption}.rst"
+    labels = {"result": name, "show": show}
+    return report(path, caption=caption, category=category, labels=labels)
 
 
-PAGES = {  # page: of a file of REPORTED, marked like it
-    f"results/pages/{path.removeprefix('results/')}.html".format(model=model): (
-        category,
-        name.format(model=model),
-        caption,
-    )
-    for path, (category, name, caption) in REPORTED.items()
-    for model in (MODELS if "{model}" in path else [""])
-}
+def marked_pages():
+    """Every file of the sheet as a page, marked like the file."""
+    return [
+        marked(page, HERE, **row | {"name": row["name"].format(model=model)})
+        for path, row in REPORTED.items()
+        for model, page in zip(MODELS, pages_of(path))
+    ]
 
 
-def drawn(path, how):
+def pages_of(path):
+    """The pages of a file of the sheet: one, or one a model."""
+    page = f"results/pages/{path.removeprefix('results/')}.html"
+    return expand(page, model=MODELS)
+
+
+def drawn(path, show):
     """An output of plot_figure, marked for the report in the category of its figure."""
     return report(
         path,
@@ -56,7 +48,7 @@ def drawn(path, how):
         category=lambda wildcards: FIGURES[wildcards.figure][1],
         labels=lambda wildcards: {
             "result": f"Figure: {wildcards.figure.replace('_', ' ')}",
-            "show": how,
+            "show": show,
         },
     )
 
@@ -71,9 +63,9 @@ def about_figure(wildcards):
 rule write_pages:
     input:
         script="workflow/scripts/write_pages.py",
-        files=[path for name in REPORTED for path in expand(name, model=MODELS)],
+        files=expand(list(REPORTED), model=MODELS),
     output:
-        [marked(page, *entry, HERE) for page, entry in PAGES.items()],
+        marked_pages(),
     log:
         "results/logs/write_pages.log",
     shell:
@@ -90,7 +82,9 @@ rule write_provenance:
         ],
         texts=expand("results/texts/{text}.json", text=TEXTS),
         hosts=list(SETTINGS.hosts.values()),
-        measured=lambda wildcards: [path for path in MEASURED_FILES if path.endswith(".json")],
+        measured=lambda wildcards: [
+            path for path in MEASURED_FILES if path.endswith(".json")
+        ],
         preregistration="config/preregistration.yaml",
     output:
         reported("results/provenance.md"),

@@ -24,6 +24,7 @@ from evals.figures import POOLED, model_title, ok_rows, read_table, slots_title,
 from evals.measured_tables import ENGINE, pooled, read_errors, read_measured, worst
 
 RETRY = "make retry"
+REPORT = "snakemake --cores 1 --report results/report.html"
 ABOUT = {
     "answer.md": "For every host and model: the policy to use, exact or within a limit on the loss.",
     "bundles.md": "The pooled rows of every bundle as a table, by model and slots.",
@@ -66,6 +67,7 @@ def main() -> None:
     lines = [f"# {a.title}", "", status_line(lost, absent), ""]
     lines += [f"Model: {model_title(table, model)}" for model in table["model"].unique()]
     if a.texts:
+        lines += ["", f"As one page with captions and provenance: `{REPORT}`"]
         measured, errors = read_measured(a.measured), read_errors(a.errors)
         lines += ["", *headline(table), *measured_lines(measured, errors)]
         lines += [*text_lines(texts, table), *gate_lines(a.gates)]

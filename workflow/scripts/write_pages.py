@@ -10,6 +10,7 @@ import argparse
 import csv
 import html
 import io
+import itertools
 import re
 from pathlib import Path
 
@@ -27,7 +28,8 @@ p, ul { max-width: 60rem; } a { color: #047857; } code, pre { font-size: 0.92em;
 table { border-collapse: collapse; font-size: 0.92em; font-variant-numeric: tabular-nums; margin: 1em 0; }
 th, td { border-bottom: 1px solid #e2e8f0; padding: 0.25em 0.7em; text-align: left; vertical-align: top; }
 th { background: #f1f5f9; position: sticky; top: 0; }
-td { max-width: 34rem; } .rows { width: max-content; } .rows td { max-width: 24rem; } td.number { text-align: right; white-space: nowrap; }
+td { max-width: 34rem; } td.number { text-align: right; white-space: nowrap; }
+.rows { width: max-content; } .rows td { max-width: 24rem; }
 tr:hover td { background: #ecfdf5; } input { font: inherit; padding: 0.3em 0.6em; width: 24rem; max-width: 90%; }
 """
 FILTER = """
@@ -53,7 +55,7 @@ def main() -> None:
         if path.suffix not in BODIES:
             raise error(f"{path}: no page is made of it", f"a file {' or '.join(BODIES)}", "leave it out")
         try:
-            text, name = path.read_text(encoding="utf-8"), path.relative_to(a.root)
+            text, name = path.read_text(encoding="utf-8"), path.resolve().relative_to(a.root.resolve())
         except (OSError, ValueError) as exc:  # also no UTF-8
             raise error(f"{path}: {exc}", f"a text under {a.root}", "make it first") from None
         write_text(a.out / f"{name}.html", page(str(name), BODIES[path.suffix](text)))
@@ -68,7 +70,7 @@ def of_markdown(text: str) -> str:
     """Markdown with tables. A heading can be linked to by the name that code hosts give it."""
     markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
     tokens = markdown.parse(text)
-    for opening, inline in zip(tokens, tokens[1:], strict=False):
+    for opening, inline in itertools.pairwise(tokens):
         if opening.type == "heading_open":
             opening.attrSet("id", re.sub(r"[^\w\- ]", "", inline.content.lower()).replace(" ", "-"))
     return markdown.renderer.render(tokens, markdown.options, {})
@@ -85,7 +87,8 @@ def of_csv(text: str) -> str:
     facts = ", ".join(f"{name} {cell}" for name, cell in same.items() if cell)
     lines = [f"<p>The same in every row: {html.escape(facts)}.</p>"] if facts else []
     lines += [f'<p><input placeholder="show rows with these words"> <output>{len(rows)} rows</output></p>']
-    lines += ['<table class="rows"><thead><tr>', *(f"<th>{html.escape(name)}</th>" for name, _ in kept), "</tr></thead><tbody>"]
+    heads = "".join(f"<th>{html.escape(name)}</th>" for name, _ in kept)
+    lines += [f'<table class="rows"><thead><tr>{heads}</tr></thead><tbody>']
     for row in zip(*(cells for _, cells in kept), strict=True):
         lines.append(f"<tr>{''.join(map(cell_of, row))}</tr>")
     return "\n".join([*lines, "</tbody></table>", f"<script>{FILTER}</script>", ""])

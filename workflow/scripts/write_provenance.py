@@ -1,4 +1,4 @@
-"""Where a run's results come from, as one page: commit, versions, weights, texts with their licence, hosts, configuration.
+"""Where a run's results come from, as one page: commit, versions, weights, texts, licences, hosts, configuration.
 
 python workflow/scripts/write_provenance.py --records results/quality/*/*/perplexity.json --texts results/texts/*.json \
     --hosts results/hosts/local.yaml --preregistration config/preregistration.yaml --config '{...}' --out provenance.md
@@ -87,7 +87,8 @@ def texts(resolved: list[dict]) -> str:
     rows = []
     for text in resolved:
         if text.get("status") == "ok":
-            where = ", ".join(text.get("provenance", {}).get("source", []))
+            sources = text.get("provenance", {}).get("source", [])
+            where = ", ".join(":".join(source.split(":")[:2]) for source in sources)  # not the file in a wheel
             last = (len(text["documents"]), where, text["sha256"][:16])
         else:
             last = ("absent", " ".join(str(text.get("reason", "")).split()), "")
