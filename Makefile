@@ -1,6 +1,7 @@
 # make        the environment, then the main job: every policy scored, tables, figures, results/all
 # make test   the environment, then the whole test suite
 # make bench  ratios of decision, simulator, emulator and fetch path, in one run
+# make report the main job, then its results as one page, results/report.html
 # make mutants  planted faults: each must make its named test fail
 
 PYTHON ?= python3.11
@@ -9,7 +10,7 @@ BIN := $(VENV)/bin
 # Snakemake and its jobs find python and the packages in the environment
 RUN := PATH="$(CURDIR)/$(BIN):$$PATH"
 
-.PHONY: all test bench mutants retry lint publish clean
+.PHONY: all report test bench mutants retry lint publish clean
 
 all: $(VENV)/ready
 	$(RUN) snakemake --cores 1 results/all --quiet host reason
@@ -21,6 +22,9 @@ $(VENV)/ready: requirements.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
+
+report: all
+	$(RUN) snakemake --cores 1 --report results/report.html --quiet all
 
 test: $(VENV)/ready
 	$(RUN) python -m pytest

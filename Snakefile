@@ -2,6 +2,7 @@
 #
 #   snakemake --cores 1 results/all        everything: models scored under every policy, tables, figures, index
 #   snakemake --cores 1 results/figures    figures from records, no model is run (in a fresh clone: the published ones)
+#   snakemake --cores 1 --report results/report.html    of a finished run: results, captions, provenance in one page
 #   snakemake --cores 1 results/measured/local    every policy timed on this machine, with the engine
 #
 # What is run stands in config/config.yaml; how a miss is handled, in engine/; what is asked, in evals/.
@@ -14,7 +15,11 @@ min_version("9.27")
 configfile: "config/config.yaml"
 
 
+report: "workflow/report/workflow.rst"
+
+
 include: "workflow/rules/common.smk"
+include: "workflow/rules/report.smk"  #           what snakemake --report shows, and where results come from
 include: "workflow/rules/texts.smk"  #            texts of the package index, resolved and hashed
 include: "workflow/rules/reference_model.smk"  #  training of the embedded models (not part of results/all)
 include: "workflow/rules/models.smk"  #           packed models unpacked, calibrated, their routing recorded

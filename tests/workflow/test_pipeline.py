@@ -1,6 +1,6 @@
 """End to end: the real pipeline on a tiny model, through a failed cell, a kill, their mending, and changes after it.
 
-The fixture `story` runs everything once and keeps what it found; the tests read it.
+`tell` runs everything once and keeps what it found; the tests here and in test_report.py read it.
 """
 
 from __future__ import annotations
@@ -58,9 +58,12 @@ TABLES += (
     "speed.csv",
     "speed_documents.csv",
 )
+PAGES = ("answer.md", "claims.csv", "claims.md", "gate/tiny.md", "provenance.md")
+PAGES += tuple(f"tables/local/{name}" for name in ("bundles.md", "differences.csv", "engine_simulator.csv"))
+PAGES += tuple(f"tables/local/{name}.csv" for name in ("measured", "open_loop", "quality", "speed"))
 AFTER_FIGURES = {"plot_figure", "index_results"}
 AFTER_SWEEP = AFTER_FIGURES
-AFTER_TABLES = {"tabulate_claims", "write_answer", *AFTER_FIGURES}
+AFTER_TABLES = {"tabulate_claims", "write_answer", "write_pages", "write_provenance", *AFTER_FIGURES}
 AFTER_SCORES = {"tabulate_quality", "tabulate_documents", "tabulate_speed", "tabulate_simulation", *AFTER_TABLES}
 REPLAYED = {"simulate_host", "score_delayed"}
 SCRIPTS_AFTER_A_POLICY = {
@@ -80,6 +83,7 @@ class Story:
     killed: Path  # the run that retries it was killed in the middle of that policy
     whole: Path  # the same command again
     again: Path  # the policy scored once more, undisturbed
+    report: Path  # the report of the whole run
     forgotten: set[str] = field(default_factory=set)  # files that forget_failed.py removed
     forget: Ended | None = None
     started: dict[str, list[str]] = field(default_factory=dict)
@@ -105,11 +109,9 @@ def changed(path: Path, change):
     os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
 
 
-@pytest.fixture(scope="module")
-def story(tmp_path_factory) -> Story:
-    base = tmp_path_factory.mktemp("pipeline")
+def tell(base: Path) -> Story:
     scratch = Scratch(base / "scratch")
-    told = Story(scratch, *(base / name for name in ("partial", "killed", "whole", "again")))
+    told = Story(scratch, *(base / name for name in ("partial", "killed", "whole", "again", "report.html")))
     results = scratch.path("results")
     score = ["workflow/scripts/score_policy.py", VICTIM]
 
@@ -128,6 +130,12 @@ def story(tmp_path_factory) -> Story:
     scratch.made("results/all")
     told.started["whole"] = scratch.started()
     shutil.copytree(results, told.whole)
+
+    # whatever asks the network while it is made gets no answer
+    scratch.environment |= (refused := dict.fromkeys(("http_proxy", "https_proxy"), "http://127.0.0.1:9"))
+    scratch.made("--report", str(told.report))
+    for name in refused:
+        del scratch.environment[name]
 
     told.second = scratch.made("results/all")
     told.started["second"] = scratch.started()
@@ -190,6 +198,8 @@ def test_every_promised_file_is_there(story):
         "answer.md",
         "claims.csv",
         "claims.md",
+        "provenance.md",
+        *(f"pages/{name}.html" for name in PAGES),
         *(f"simulation/tiny/{host}.{suffix}" for host in HOSTS for suffix in ("json", "safetensors")),
         *(f"delayed/tiny.{suffix}" for suffix in ("json", "safetensors")),
         *(f"traces/tiny/{text}.safetensors" for text in TEST),
@@ -258,7 +268,7 @@ def test_the_index_holds_the_hashes_of_its_files_and_skips_an_absent_text_with_i
     index = (story.whole / "all").read_text(encoding="utf-8")
     listed = re.findall(r"^\| \[([^\]]+)\]\(\1\) \| ([0-9a-f]{64}) \|", index, re.MULTILINE)
     unlisted = {"measured_documents.csv", "speed_documents.csv"}
-    answers = {"answer.md", "claims.csv", "claims.md", "gate/tiny.md"}
+    answers = {"answer.md", "claims.csv", "claims.md", "provenance.md", "gate/tiny.md"}
     assert len(listed) == len(set(TABLES) - unlisted) + len(answers) + 3 * len(FIGURES)
     for name, digest in listed:
         assert sha256(story.whole / name) == digest

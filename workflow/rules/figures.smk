@@ -1,19 +1,19 @@
 # Pictures of a table, and the two indexes. A figure depends on its own script, the shared style and its table alone.
 
-FIGURES = {  # stem of the script: stem of its table
-    "agreement_by_mass": "tasks",
-    "claims_by_documents": "claims_by_documents",
-    "experiment_b": "experiment_b",
-    "loss_and_misses_by_slots": "quality",
-    "loss_by_bundle": "quality",
-    "loss_by_document": "documents",
-    "loss_by_mass": "quality",
-    "measured_speedup": "measured",
-    "misses_by_slots": "curves",
-    "speedup_by_loss": "speed",
-    "sweep_loss_by_mass": "sweep",
-    "token_time": "speed",
-    "topic_changes": "topic_changes",
+FIGURES = {  # stem of the script: stem of its table, category of the report
+    "agreement_by_mass": ("tasks", "Tasks"),
+    "claims_by_documents": ("claims_by_documents", "Claims"),
+    "experiment_b": ("experiment_b", "Experiment B"),
+    "loss_and_misses_by_slots": ("quality", "Quality"),
+    "loss_by_bundle": ("quality", "Quality"),
+    "loss_by_document": ("documents", "Quality"),
+    "loss_by_mass": ("quality", "Quality"),
+    "measured_speedup": ("measured", "Measured hosts"),
+    "misses_by_slots": ("curves", "Quality"),
+    "speedup_by_loss": ("speed", "Speed"),
+    "sweep_loss_by_mass": ("sweep", "Sweep"),
+    "token_time": ("speed", "Speed"),
+    "topic_changes": ("topic_changes", "Sweep"),
 }
 STYLE = ["evals/checked_tables.py", "evals/figures.py"]
 OF_TABLE = {  # what else reads that table
@@ -26,7 +26,9 @@ OF_TABLE = {  # what else reads that table
 FOLDERS = {"local": "results/tables/local", "published": "results/published/tables"}
 # what results/figures shows: this checkout's own run where there is a whole one, else the published one
 SHOWN = "published"
-if all(os.path.exists(f"{FOLDERS['local']}/{table}.csv") for table in FIGURES.values()):
+if all(
+    os.path.exists(f"{FOLDERS['local']}/{table}.csv") for table, _ in FIGURES.values()
+):
     SHOWN = "local"
 
 
@@ -47,13 +49,17 @@ wildcard_constraints:
 rule plot_figure:
     input:
         STYLE,
-        lambda wildcards: OF_TABLE.get(FIGURES[wildcards.figure], []),
+        lambda wildcards: OF_TABLE.get(FIGURES[wildcards.figure][0], []),
         script="workflow/scripts/plot_{figure}.py",
-        table=lambda wildcards: f"{FOLDERS[wildcards.run]}/{FIGURES[wildcards.figure]}.csv",
+        table=lambda wildcards: f"{FOLDERS[wildcards.run]}/{FIGURES[wildcards.figure][0]}.csv",
     output:
-        multiext("results/plots/{run}/{figure}", ".svg", ".png", ".csv"),
+        "results/plots/{run}/{figure}.svg",
+        drawn("results/plots/{run}/{figure}.png", HERE),
+        drawn("results/plots/{run}/{figure}.csv", RAW),
     log:
         "results/logs/plot_figure/{run}/{figure}.log",
+    params:
+        shows=about_figure,
     shell:
         "python {input.script} --table {input.table}"
         " --out-prefix results/plots/{wildcards.run}/{wildcards.figure} 2>&1 | tee {log}"
@@ -77,7 +83,12 @@ rule index_results:
     input:
         script="workflow/scripts/write_index.py",
         table="results/tables/local/quality.csv",
-        answers=["results/answer.md", "results/claims.md", "results/claims.csv"],
+        answers=[
+            "results/answer.md",
+            "results/claims.md",
+            "results/claims.csv",
+            "results/provenance.md",
+        ],
         tables=expand(
             "results/tables/local/{table}",
             table=[
@@ -97,7 +108,8 @@ rule index_results:
         ),
         pictures=pictures("local"),
         gates=expand("results/gate/{model}.json", model=MODELS),
-        pages=expand("results/gate/{model}.md", model=MODELS),
+        gate_pages=expand("results/gate/{model}.md", model=MODELS),
+        report_pages=[page for path in REPORTED for page in pages_of(path)],
         texts=expand("results/texts/{text}.json", text=TEXTS),
         measured="results/tables/local/measured.csv",
         errors="results/tables/local/engine_simulator.csv",
@@ -113,7 +125,7 @@ rule index_results:
     shell:
         "python {input.script} --title Results --table {input.table}"
         " --files {input.answers} {input.table} {input.sweep} {input.experiment_b} {input.tasks} {input.tables}"
-        " {input.pages} {input.pictures}"
+        " {input.gate_pages} {input.pictures}"
         " --gates {input.gates} --texts {input.texts} --measured {input.measured} --errors {input.errors}"
         " --sweep {input.sweep} --experiment-b {input.experiment_b} --folders {input.experiments}"
         " --tasks {input.tasks} --asked {input.asked}"

@@ -18,8 +18,8 @@ rule tabulate_claims:
         records=RECORDS,
         losses=LOSSES,
     output:
-        table="results/claims.csv",
-        page="results/claims.md",
+        table=reported("results/claims.csv"),
+        page=reported("results/claims.md"),
         documents="results/tables/local/claims_by_documents.csv",
     log:
         "results/logs/tabulate_claims.log",
@@ -40,7 +40,7 @@ rule write_answer:
         quality="results/tables/local/quality.csv",
         measured="results/tables/local/measured.csv",
     output:
-        "results/answer.md",
+        reported("results/answer.md"),
     log:
         "results/logs/write_answer.log",
     shell:

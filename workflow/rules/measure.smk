@@ -172,9 +172,9 @@ rule tabulate_measured:
         script="workflow/scripts/tabulate_measured.py",
         traces=expand("results/traces/{model}", model=MODELS),
     output:
-        table="results/tables/local/measured.csv",
+        table=reported("results/tables/local/measured.csv"),
         documents="results/tables/local/measured_documents.csv",
-        errors="results/tables/local/engine_simulator.csv",
+        errors=reported("results/tables/local/engine_simulator.csv"),
     log:
         "results/logs/tabulate_measured.log",
     params:

@@ -69,7 +69,7 @@ rule gate_model:
         demand="results/calibration/{model}.safetensors",
     output:
         record="results/gate/{model}.json",
-        page="results/gate/{model}.md",
+        page=reported("results/gate/{model}.md"),
     log:
         "results/logs/gate_model/{model}.log",
     params:

@@ -107,7 +107,7 @@ rule tabulate_speed:
         ),
         delayed=expand("results/delayed/{model}.json", model=MODELS),
     output:
-        table="results/tables/local/speed.csv",
+        table=reported("results/tables/local/speed.csv"),
         documents="results/tables/local/speed_documents.csv",
     log:
         "results/logs/tabulate_speed.log",
@@ -133,7 +133,7 @@ rule tabulate_simulation:
         demands=expand("results/calibration/{model}.safetensors", model=MODELS),
     output:
         curves="results/tables/local/curves.csv",
-        errors="results/tables/local/open_loop.csv",
+        errors=reported("results/tables/local/open_loop.csv"),
     log:
         "results/logs/tabulate_simulation.log",
     params:

@@ -24,9 +24,9 @@ rule tabulate_quality:
             "results/decisions/{model}/{policy}", model=MODELS, policy=POLICIES
         ),
     output:
-        quality="results/tables/local/quality.csv",
-        differences="results/tables/local/differences.csv",
-        bundles="results/tables/local/bundles.md",
+        quality=reported("results/tables/local/quality.csv"),
+        differences=reported("results/tables/local/differences.csv"),
+        bundles=reported("results/tables/local/bundles.md"),
     log:
         "results/logs/tabulate_quality.log",
     params:

@@ -27,6 +27,7 @@ from evals.task_sheet import METRICS
 from evals.task_tables import read_tasks
 
 RETRY = "make retry"
+REPORT = "snakemake --cores 1 --report results/report.html"
 ABOUT = {
     "agreement.csv": "Every (model, lossy policy, task, problem): the baseline's continuation forced, agreement, mass.",
     "answer.md": "For every host and model: the policy to use, exact or within a limit on the loss.",
@@ -41,6 +42,7 @@ ABOUT = {
     "engine_simulator.csv": "Every measured (host, link, model, size, policy): the simulator's error, the bounds.",
     "measured.csv": "Every measured (host, link, model, size, policy, text): engine and simulator, times and losses.",
     "open_loop.csv": "Counts of lossy policies replayed over recorded routing, beside the emulator's.",
+    "provenance.md": "Commit, versions, weights, texts with their licence, hosts, configuration.",
     "speed.csv": "Every (model, policy, slots, host, link, text): modelled time a token, speedup, loss.",
     "tasks.csv": "Every (model, policy, task, metric): scores of written answers, agreement, mass, truncations.",
     "quality.csv": "Every (model, policy, slots, text): perplexity, loss with interval, counts.",
@@ -92,6 +94,7 @@ def main() -> None:
     lines = [f"# {a.title}", "", status_line(lost, absent), ""]
     lines += [f"Model: {model_title(table, model)}" for model in table["model"].unique()]
     if a.texts:
+        lines += ["", f"As one page with captions and provenance: `{REPORT}`"]
         measured, errors = read_measured(a.measured), read_errors(a.errors)
         lines += ["", *headline(table), *measured_lines(measured, errors)]
         lines += experiment_lines(experiment) if experiment is not None else []
