@@ -17,15 +17,22 @@ rule tabulate_claims:
         gates=expand("results/gate/{model}.json", model=MODELS),
         records=RECORDS,
         losses=LOSSES,
+        sweep=SWEEP_RECORDS,
+        sweep_losses=SWEEP_LOSSES,
+        experiment_b=EXPERIMENT_B,
+        agreement="results/tables/local/agreement.csv",
     output:
         table=reported("results/claims.csv"),
         page=reported("results/claims.md"),
         documents="results/tables/local/claims_by_documents.csv",
     log:
         "results/logs/tabulate_claims.log",
+    params:
+        sweep=" ".join(expand("results/sweep/{model}", model=MODELS)),
     shell:
         "python {input.script} --preregistration {input.preregistration} --records {input.records}"
         " --speed {input.speed} --speed-documents {input.documents} --measured-documents {input.measured}"
+        " --sweep {params.sweep} --experiment-b {input.experiment_b} --agreement {input.agreement}"
         " --gates {input.gates} --out {output.table} --out-page {output.page} --out-documents {output.documents}"
         " 2>&1 | tee {log}"
 
