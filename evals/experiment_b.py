@@ -28,7 +28,7 @@ from engine.decision import SUBSTITUTE
 from engine.files import write_text
 from engine.policies import COLUMNS, PAYING, STILL, Policy, as_row, parse_row
 from engine.residency import Demand, Residency
-from evals.bootstrap import POWER, Studentised, studentise
+from evals.bootstrap import POWER, NoSpread, studentise
 from evals.quality import CELL_FAILURES, Routing, Text, emulate, mass_by_token, paired_interval, record_routing
 from evals.stats import Interval, percent_change
 
@@ -225,6 +225,8 @@ def mass_ratio(
         value = weights @ heavy / total
         return value, (heavy - value[:, None] * light) / total[:, None]
 
-    drawn = studentise(ratio, topics, level=level, replicates=replicates, seed=seed)
-    ends = drawn.ends(level) if isinstance(drawn, Studentised) else None
-    return float(heavy.sum() / light.sum()), *(ends or (None, None))
+    try:
+        ends = studentise(ratio, topics, level=level, replicates=replicates, seed=seed).ends(level)
+    except NoSpread:
+        ends = None, None
+    return float(heavy.sum() / light.sum()), *ends
