@@ -28,7 +28,7 @@ for name in ("bz2", "decimal", "hashlib", "lzma", "zlib"):
 
 CPUCLOCK_SCHED = 2
 LOOK_S = 0.05  # between looks at the clocks
-GRACE_S = 0.2  # for an end that has begun when it is asked for
+GRACE_S = 0.5  # for an end that had begun before it was asked for: pipes close first
 
 
 def main() -> None:
@@ -102,9 +102,8 @@ def watch(child: int, limits: dict) -> dict:
         if handle in events:
             by = "itself"
         elif events:
-            by = "owner"
             poll.unregister(0)
-            poll.poll(GRACE_S * 1000)
+            by = "itself" if poll.poll(GRACE_S * 1000) else "owner"
         elif time.clock_gettime(clock) >= limits["cpu_s"]:
             by = "cpu"
         elif time.monotonic() >= last:

@@ -194,7 +194,7 @@ def faults(limits: dict) -> list[str]:
 
 def writable(folder: str) -> bool:
     """By its mount, not by its owner: an ordinary user may own the standard library."""
-    return not os.statvfs(folder).f_flag & os.ST_RDONLY
+    return os.path.isdir(folder) and not os.statvfs(folder).f_flag & os.ST_RDONLY
 
 
 def can_route(address: str) -> bool:
