@@ -3,9 +3,9 @@
 python workflow/scripts/publish.py                 refuses a run with failed cells or absent texts
 python workflow/scripts/publish.py --partial       takes it all the same
 
-Tables, records of quality and sweep (one a policy), gates and pictures with their data replace the published ones, folder by folder,
-and the ledger and the answer file by file; nothing else in results/published is touched. Every file that the index
-names must still be the one it describes.
+Tables, records of quality and sweep (one a policy), gates and pictures with their data replace the published ones,
+folder by folder, and the ledger and the answer file by file; nothing else in results/published is touched. Every file
+that the index names must still be the one it describes.
 """
 
 import argparse
