@@ -13,6 +13,7 @@ import lm_eval.models  # noqa: F401  registers lm-eval's own models, which a reg
 from lm_eval.__main__ import cli_evaluate
 from lm_eval.api.registry import model_registry
 
+import evals.answers_filter  # noqa: F401  registers the filter `numeric`
 from engine.errors import main_guard
 
 
