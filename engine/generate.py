@@ -29,10 +29,11 @@ def generate(
     """Yield up to `max_new_tokens` token ids; a yielded `stop` is the last. UserError on NaN. KV cache kept."""
     output = _prefill(model, handler, prompt)
     for left in reversed(range(max_new_tokens)):
-        if output.logits[0, -1].isnan().any():
-            found = "logits that are no numbers"
+        logits = output.logits[0, -1]
+        token = logits.argmax()  # of a NaN where there is one
+        if not logits[token].isfinite():
+            found = "logits that are NaN or infinite"
             raise error(found, "finite weights", "find the weight: python -m engine.offload verify FOLDER")
-        token = output.logits[0, -1].argmax()
         yield int(token)
         if int(token) == stop or not left:
             return

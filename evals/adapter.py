@@ -175,6 +175,9 @@ class OffloadedLM(HFLM):
             own = logits.float().log_softmax(-1).gather(1, tokens[:, None])
             total += float(own.sum())
             greedy &= bool((logits.argmax(-1) == tokens).all())
+        if not math.isfinite(total):  # an average would take it in, and a choice prefer it
+            found = f"a log-probability of {total} of {len(continuation)} tokens"
+            raise error(found, "finite weights", "find the weight: python -m engine.offload verify FOLDER")
         return total, greedy
 
     def generate_until(self, requests, disable_tqdm: bool = False) -> list[str]:
@@ -183,8 +186,18 @@ class OffloadedLM(HFLM):
         return super().generate_until(requests, disable_tqdm=disable_tqdm)
 
     def _check_greedy(self, keywords: dict[str, Any]) -> None:
-        """UserError on keywords of one request that greedy decoding does not do, or that leave no room for a prompt."""
-        rest = normalize_gen_kwargs(keywords, self.max_gen_toks)
+        """UserError on keywords of one request that greedy decoding does not do, or that leave no room for a prompt.
+
+        An empty stop string would end every generation after its first token.
+        """
+        until = keywords.get("until", [])
+        strings = [until] if isinstance(until, str) else until
+        if not isinstance(strings, list) or not all(isinstance(string, str) and string for string in strings):
+            raise error(f"until={until!r}", "a stop string or a list of them, none empty", "mend the task")
+        try:
+            rest = normalize_gen_kwargs(keywords, self.max_gen_toks)
+        except (TypeError, ValueError, OverflowError) as exc:
+            raise error(f"generation with {keywords}: {exc}", "numbers", "say others in --gen_kwargs") from None
         room = rest.pop("max_gen_toks")
         if not 0 < room < self.max_length:
             found, expected = f"max_gen_toks={room}", f"1 to {self.max_length - 1} (max_length {self.max_length})"

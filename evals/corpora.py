@@ -13,6 +13,7 @@ used for; the three roles never share a text.
 from __future__ import annotations
 
 import argparse
+import difflib
 import hashlib
 import random
 import tomllib
@@ -135,9 +136,12 @@ def build(corpus_id: str, data_dir: str | Path | None = None, cache_dir: str | P
     row = row_of(corpus_id)
     units, provenance = units_of(corpus_id, data_dir, cache_dir)
     excluded = row.get("excluded", [])
-    unknown = sorted(set(excluded) - {name for name, _ in units})
-    if unknown:
-        raise error(f"{corpus_id} excludes {unknown[0]}", "units of the text", "run python -m evals.overlap --write")
+    names = {name for name, _ in units}
+    if unknown := sorted(set(excluded) - names):
+        found = f"{TABLE.name}, {corpus_id}: excluded names '{unknown[0]}' ({len(unknown)} such)"
+        close = difflib.get_close_matches(unknown[0], names, n=1)  # there are thousands: the nearest alone
+        expected = f"units of the text{', such as ' + repr(close[0]) if close else ''}"
+        raise error(found, expected, "correct it, or run python -m evals.overlap --write")
     kept = [(name, text) for name, text in units if name not in set(excluded)]
     if "document_bytes" in row:
         kept = list(corpus_makers.pack(kept, row["document_bytes"], row.get("glue", "\n\n")))

@@ -94,15 +94,19 @@ def scored_tokens(document: TokenizedDocument, bos: int | None) -> int:
     return len(document.ids) - (bos is None)
 
 
+def finite(loss: np.ndarray) -> np.ndarray:
+    """The losses, all of which are numbers. UserError where some are not: they fail their cell, whoever scored it."""
+    if bad := int((~np.isfinite(loss)).sum()):
+        raise error(f"{bad} losses are NaN or infinite", "finite losses", "the cell is recorded as failed")
+    return loss
+
+
 def perplexities(loss: np.ndarray, documents: Sequence[TokenizedDocument]) -> dict[str, float | None]:
     """token_, word_ and byte_perplexity: the same summed loss over three denominators.
 
     None where there is none: no words, or so few (a script without spaces) that the number exceeds float64.
     """
-    total = float(loss.sum(dtype=np.float64))
-    if not np.isfinite(total):
-        bad = int((~np.isfinite(loss)).sum())
-        raise error(f"{bad} losses are NaN or infinite", "finite losses", "the cell is recorded as failed")
+    total = float(finite(loss).sum(dtype=np.float64))
     denominators = {
         "token": len(loss),
         "word": sum(d.words for d in documents),

@@ -40,7 +40,8 @@ OF_RECORDS_ALONE = ("substituted_mass_by_document", "wall_s")  # a table says wh
 def model_rows(own: Mapping[str, Scored], options: dict, progress: Callable[[], None]) -> list[dict]:
     """Rows of all cells of one model, and the pooled ones. own: by policy; progress: called after every cell."""
     if BASELINE not in own:
-        raise error(f"no record of {BASELINE}", "the baseline among the records", "score it")
+        model = next(iter(own.values())).record["model"]
+        raise error(f"{model}: no record of {BASELINE}", "the baseline among the records", "score it")
     rows: list[dict] = []
     for one in own.values():
         ok_by_slots: dict[str, list[dict]] = {}
@@ -79,6 +80,9 @@ def paired(one: Scored, baseline: Scored, cells: list[dict], options: dict) -> d
     for key in keys:
         if key not in baseline.losses:
             return {"reason": f"the baseline has no losses for {key}"}
+        if key not in one.losses:
+            found = f"{one.record['policy']}: no losses of its result for {key}"
+            raise error(found, "one run's record and losses", "score it again")
     interval = difference(one, baseline, cells, options)
     percent = percent_change(interval)
     return {
@@ -135,12 +139,13 @@ def pool(cells: list[dict]) -> dict:
 
 
 def correct_for_number(rows: list[dict]) -> None:
-    """p_holm over the lossy policies of one (model, slots, text)."""
+    """p_holm over the lossy policies of one (model, slots, text). One without a p-value counts: a gap helps nobody."""
+    tried = dict.fromkeys(row["policy"] for row in rows if row["miss_rule"] != "fetch")
     groups: dict[tuple, list[dict]] = {}
     for row in rows:
-        if row.get("p_value") is not None and not row["lossless"]:
+        if row.get("p_value") is not None and row["policy"] in tried:
             groups.setdefault((row["model"], row["slots"], row["text"]), []).append(row)
     for group in groups.values():
-        adjusted = holm({row["policy"]: row["p_value"] for row in group})
+        adjusted = holm(tried | {row["policy"]: row["p_value"] for row in group})
         for row in group:
             row["p_holm"] = adjusted[row["policy"]]

@@ -60,6 +60,15 @@ def test_an_empty_prompt_is_refused(start, tiny_moe):
         list(start(model, Emulator(attachment, POLICIES["fetch_lru"], slots=5), [], **rest))
 
 
+@pytest.mark.parametrize("value", [float("nan"), 3e38])
+def test_logits_that_are_nan_or_infinite_say_no_token(value, tiny_moe, random_ids):
+    """argmax names one all the same."""
+    model, prompt = tiny_moe("qwen3_moe"), random_ids(9, seed=52)[0].tolist()
+    model.lm_head.weight.data[7:9] = torch.tensor([[value], [-value]])  # one of the two becomes infinite
+    with attach(model) as attachment, pytest.raises(UserError, match="NaN or infinite; expected finite weights"):
+        list(generate(model, Emulator(attachment, POLICIES["fetch_lru"], slots=5), prompt, max_new_tokens=10))
+
+
 # ---- a continuation that is given ------------------------------------------------------------------------------------
 @pytest.mark.parametrize("tokens", [1, 2, _WIDE, _WIDE + 1, _WIDE + 2])
 def test_law_every_forced_token_is_judged_once(tokens, tiny_moe, random_ids):

@@ -14,6 +14,7 @@ from adapter_cases import (
     MAX_LENGTH,
     PAIRS,
     POLICIES,
+    PROMPTS,
     REQUESTS,
     SLOTS,
     TOKENIZERS,
@@ -199,6 +200,21 @@ def test_law_requests_with_one_prefix_are_answered_as_if_alone(setting):
     assert together.counts["substituted_mass"] == pytest.approx(twice.counts["substituted_mass"])
 
 
+@pytest.mark.parametrize("kind", REQUESTS)
+def test_law_two_requests_with_one_prefix_take_nothing_from_each_other(kind, setting):
+    """The same prompt with other keywords or another continuation, a text that begins as another, and all of it twice."""
+    s = setting()
+    arguments = {
+        "generate_until": [*generation(["the river"]), *generation(["the river"], max_gen_toks=5)],
+        "loglikelihood": [("the river", " ran past a stone"), ("the river", " fell all night")],
+        "loglikelihood_rolling": [(WORDS[:40],), (WORDS[:60],)],
+    }[kind] * 2
+    together = adapter(s)
+    answers = ask(together, kind, arguments)
+    assert answers == [ask(adapter(s), kind, [request])[0] for request in arguments]
+    assert together.requests == 4 and answers[0] != answers[1] and answers[:2] == answers[2:]
+
+
 def test_law_windows_of_a_document_share_one_start(setting):
     """The second window goes on from where the first one left the slots."""
     s, starts = setting(), []
@@ -277,6 +293,52 @@ def test_a_request_that_the_parent_refuses_is_refused(kind, pair, setting):
         ask(adapter(s), "loglikelihood", [pair])
 
 
+def test_an_empty_document_is_no_loss_and_no_event(setting):
+    """It has no word either, so a perplexity takes nothing from it. Beside it the others are answered as alone."""
+    lm = adapter(setting())
+    assert ask(lm, "loglikelihood_rolling", [("",)]) == [0.0]
+    assert lm.counts is None and lm.requests == lm.requests_without_events == 1
+    alone = ask(adapter(setting()), "loglikelihood_rolling", [(DOCUMENTS[0],)])
+    assert ask(lm, "loglikelihood_rolling", [("",), (DOCUMENTS[0],)]) == [0.0, *alone]
+
+
+def test_an_empty_prompt_is_bos_alone_and_refused_where_there_is_none(setting):
+    s = setting()
+    assert ask(adapter(s, slots=EXPERTS), "generate_until", generation([""])) == ask(
+        parent(s), "generate_until", generation([""])
+    )
+    with pytest.raises(UserError, match="an empty prompt; expected at least one token"):
+        ask(adapter(setting(kind="no_bos")), "generate_until", generation([""]))
+
+
+def test_a_document_longer_than_the_context_is_scored_whole_and_once(setting):
+    """The windows of the parent, from one start: a log-probability for every token, none cut and none twice."""
+    s, scored = setting(), []
+    lm = adapter(s, slots=EXPERTS)
+    inner = lm._score
+    lm._score = lambda context, continuation: scored.append(continuation) or inner(context, continuation)
+    ask(lm, "loglikelihood_rolling", [(DOCUMENTS[1],)])
+    assert sum(scored, []) == s.tokenizer.encode(DOCUMENTS[1], add_special_tokens=False)
+    assert len(scored) > 1 and max(map(len, scored)) <= MAX_LENGTH and lm.requests_truncated == 0
+
+
+@pytest.mark.parametrize("kind", REQUESTS)
+@pytest.mark.parametrize("value", [float("nan"), 3e38])
+def test_losses_that_are_nan_or_infinite_are_no_answer(value, kind, setting):
+    """A mean would take them in; a multiple choice would choose the NaN."""
+    s = setting()
+    weight = s.model.lm_head.weight.data
+    kept = weight.clone()
+    try:
+        weight[:] = value
+        lm = adapter(s)
+        with pytest.raises(UserError, match="; expected finite weights; find the weight"):
+            ask(lm, kind, REQUESTS[kind][:1])
+    finally:
+        weight[:] = kept
+    assert lm.requests == 0
+
+
 # ---- BOS -------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("kind", TOKENIZERS)
 def test_golden_bos_stands_once(kind, setting):
@@ -352,6 +414,25 @@ def test_agreement_generation_ends_with_eos_where_the_parent_ends(setting):
             model.generation_config.eos_token_id = kept
 
 
+def test_max_gen_toks_one_smaller_than_the_context_leaves_one_token_of_the_prompt(setting):
+    s = setting()
+    lm = adapter(s, slots=EXPERTS)
+    prompts = generation(PROMPTS, until=[], max_gen_toks=MAX_LENGTH - 1)
+    assert ask(lm, "generate_until", prompts) == ask(parent(s), "generate_until", prompts)
+    assert lm.counts["events"] == len(PROMPTS) * (MAX_LENGTH - 2) * LAYERS and lm.requests_truncated == len(PROMPTS)
+
+
+@pytest.mark.parametrize("until", [None, "", ["\n", ""], 5, ["\n", 5], ("\n",), {"\n": 1}], ids=str)
+def test_until_that_is_no_string_and_no_list_of_strings_is_refused(until, setting):
+    """An empty one is in every text: each generation would end after its first token."""
+    lm = adapter(setting())
+    with pytest.raises(
+        UserError, match="until=.*; expected a stop string or a list of them, none empty; mend the task"
+    ):
+        ask(lm, "generate_until", [*generation(), *generation(until=until)])
+    assert lm.requests == 0
+
+
 @pytest.mark.parametrize(
     ("keywords", "said"),
     [
@@ -363,6 +444,9 @@ def test_agreement_generation_ends_with_eos_where_the_parent_ends(setting):
         ({"max_length": 20}, "max_length=20"),
         ({"max_gen_toks": MAX_LENGTH}, f"max_gen_toks={MAX_LENGTH}"),
         ({"max_gen_toks": 0}, "max_gen_toks=0"),
+        ({"max_gen_toks": "many"}, "'many'; expected numbers"),
+        ({"max_gen_toks": float("inf")}, "infinity.*expected numbers"),
+        ({"temperature": "hot"}, "'hot'; expected numbers"),
     ],
 )
 def test_generation_that_is_not_greedy_is_refused_by_name_before_the_first_request(keywords, said, setting):

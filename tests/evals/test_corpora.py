@@ -190,8 +190,21 @@ def test_excluding_an_unknown_unit_is_refused(monkeypatch, loaded):
     loaded("train_python_topics")
     row = corpora.row_of("train_python_topics") | {"excluded": ["no_such_topic"]}
     monkeypatch.setattr(corpora, "row_of", lambda corpus_id: row)
-    with pytest.raises(UserError, match="excludes no_such_topic"):
+    with pytest.raises(
+        UserError, match=r"corpora\.toml, train_python_topics: excluded names 'no_such_topic' \(1 such\)"
+    ):
         corpora.load("train_python_topics")
+
+
+def test_an_unknown_id_to_exclude_is_answered_by_the_nearest(monkeypatch):
+    """With a generated text, which needs no file."""
+    row = corpora.row_of("train_word_problems") | {"options": {"seed": 1, "count": 3}}
+    (name, _), *_ = corpora.word_problems.word_problems(None, row["options"])[0]
+    monkeypatch.setattr(corpora, "row_of", lambda corpus_id: row | {"excluded": [name, f"{name}x"]})
+    with pytest.raises(
+        UserError, match=f"excluded names '{name}x' .1 such.; expected .*, such as '{name}'; correct it"
+    ):
+        corpora.build("train_word_problems")
 
 
 # ---------------------------------------------------------------- goldens

@@ -164,9 +164,10 @@ def folder(setting, tmp_path_factory):
     for name, model in (("demand", model_hash(root / "model")), ("other", "0" * 16)):
         save_demand(root / f"{name}.safetensors", WARM, {"model": model})
     (root / "pairs.json").write_text(json.dumps([{"text": text, "ends": ENDS} for text in DOCUMENTS[:2]]))
+    of_yaml = GENERATION | {"until": "\n"}  # as a string
     tasks = {
         "tiny_choice": {"output_type": "multiple_choice", "doc_to_choice": "ends", "doc_to_target": 0},
-        "tiny_generation": {"output_type": "generate_until", "doc_to_target": "text", "generation_kwargs": GENERATION},
+        "tiny_generation": {"output_type": "generate_until", "doc_to_target": "text", "generation_kwargs": of_yaml},
         "tiny_rolling": {"output_type": "loglikelihood_rolling", "doc_to_text": "", "doc_to_target": "text"},
     }
     metrics = {"tiny_choice": "acc", "tiny_generation": "exact_match", "tiny_rolling": "word_perplexity"}
@@ -289,9 +290,17 @@ def test_end_to_end_the_command_line_of_lm_eval(folder, setting):
     assert config["decisions"] == pytest.approx(lm.counts) and config["decisions"]["substitutions"] > 0
 
 
-def test_end_to_end_a_wrong_argument_is_one_line_and_exit_code_2(folder):
-    done = command_line(folder, polcy="rule_015")
+@pytest.mark.parametrize(
+    ("words", "change", "said"),
+    [
+        ((), {"polcy": "rule_015"}, ["error: model argument 'polcy'; expected", "did you mean 'policy'? known:"]),
+        (("--gen_kwargs", f"max_gen_toks={MAX_LENGTH}"), {}, [f"error: max_gen_toks={MAX_LENGTH}; expected 1 to"]),
+    ],
+    ids=["a wrong argument", "max_gen_toks not smaller than the context"],
+)
+def test_end_to_end_a_bad_word_is_one_line_and_exit_code_2(words, change, said, folder):
+    done = command_line(folder, *words, **change)
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
     line = done.stderr.strip().splitlines()[-1]
-    assert line.startswith("error: model argument 'polcy'; expected") and "did you mean 'policy'? known:" in line
+    assert line.startswith("error: ") and all(part in line for part in said)

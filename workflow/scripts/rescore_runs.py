@@ -27,6 +27,7 @@ from engine.recheck import Recheck
 from engine.residency import Demand
 from engine.store import read_manifest
 from evals.jobs import Progress, load_texts, load_tokenizer, provenance
+from evals.perplexity import finite
 from evals.quality import CELL_FAILURES, Text
 
 
@@ -106,7 +107,7 @@ def score(
         losses.append(torch.nn.functional.cross_entropy(logits, ids[0, 1:], reduction="none").cpu().numpy())
     if not recheck.finished:
         raise error(f"a log of {len(run.log.executed)} tokens", "the tokens of its passages", "measure it again")
-    return count(run.log) | {"differences": recheck.differences()}, np.concatenate(losses)
+    return count(run.log) | {"differences": recheck.differences()}, finite(np.concatenate(losses))
 
 
 def passages_again(texts: dict[str, Text], name: str, record: dict, wanted: list, bos: int | None) -> list[list[int]]:

@@ -16,7 +16,7 @@ from engine.errors import main_guard
 from engine.files import atomic, write_json
 from engine.policies import find_policy, load_policies
 from evals.jobs import Progress, load_model, load_texts, load_tokenizer, model_hash, provenance
-from evals.perplexity import context_of
+from evals.perplexity import context_of, finite
 from evals.quality import CELL_FAILURES, emulate
 from evals.records import load_arrays
 from evals.simulation import delay_of
@@ -60,7 +60,7 @@ def main() -> None:
                         loss, _ = emulate(
                             model, attachment, policy, text, slots=slots, demand=demand, delay=delay, **options
                         )
-                        arrays[f"{delay}/{name}/{slots_id}/{text.id}"] = loss
+                        arrays[f"{delay}/{name}/{slots_id}/{text.id}"] = finite(loss)
                     except CELL_FAILURES as exc:
                         cell |= {"status": "failed", "reason": f"{type(exc).__name__}: {' '.join(str(exc).split())}"}
                     cells.append(cell)

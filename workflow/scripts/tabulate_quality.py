@@ -94,6 +94,11 @@ def bundles_table(quality: pd.DataFrame) -> str:
                 f"| {row['substituted_share']:.4f} | {row['substituted_mass']:.4f} "
                 f"| {row['fetches'] / row['demands']:.4f} | {row['miss_rate']:.4f} |"
             )
+        here = quality[(quality["model"] == model) & (quality["slots"] == slots)]
+        for policy in here.loc[~here["policy"].isin(group["policy"]), "policy"].unique():
+            cells = here[here["policy"] == policy]
+            lost = ", ".join(cells.loc[cells["status"] != "ok", "text"])
+            lines.append(f"| {policy} | no result on {lost} | | | | | | |")
         lines.append("")
     failed = quality[quality["status"] != "ok"]
     if len(failed):

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from engine.errors import main_guard
+from engine.errors import error, main_guard
 from engine.files import atomic
 from engine.policies import BASELINE
 from evals.jobs import Progress
@@ -81,6 +81,9 @@ class OneLink:
 
     def __init__(self, record, times, scored, delayed, cells, options) -> None:
         self.record, self.times, self.scored, self.delayed, self.options = record, times, scored, delayed, options
+        if BASELINE not in scored:
+            found, expected = f"{record['model']}: no record of {BASELINE}", "the baseline among the records"
+            raise error(found, expected, "score it: speedups and losses are against it")
         self.baseline = scored[BASELINE]
         quality = self.baseline.record
         self.clusters = quality["clusters"]
@@ -136,7 +139,8 @@ class OneLink:
         }
         if len(delays):
             row |= {"delay_tokens_median": np.median(delays), "delay_tokens_p90": np.quantile(delays, 0.9)}
-        return row | self.speedup(cells) | self.loss(cells, row, delay)
+        row |= self.speedup(cells)
+        return row | self.loss(cells, row, delay)
 
     def joined(self, cells: list[dict], part: str, policy: str | None = None) -> np.ndarray:
         """One array over the texts of the cells; of another policy on the same texts and slots where it is named."""
@@ -176,10 +180,12 @@ class OneLink:
         parts = []
         for cell in cells:
             key = f"{cell['slots']}/{cell['text']}"
-            found = self.losses_of(cell["policy"], key, delay)
-            if found is None or key not in self.baseline.losses:
-                return {}
-            parts.append((cell["topic"], self.clusters[cell["text"]], found, self.baseline.losses[key]))
+            found, base = self.losses_of(cell["policy"], key, delay), self.baseline.losses.get(key)
+            lost = [name for name, losses in ((cell["policy"], found), (BASELINE, base)) if losses is None]
+            if lost:
+                reason = f"no losses of {' and '.join(lost)} on {cell['text']}: no loss"
+                return {"reason": "; ".join(part for part in (row["reason"], reason) if part)}
+            parts.append((cell["topic"], self.clusters[cell["text"]], found, base))
         percent = percent_change(paired_interval(parts, **self.options))
         return {
             "delta_percent": percent.estimate,
