@@ -202,7 +202,7 @@ def test_law_requests_with_one_prefix_are_answered_as_if_alone(setting):
 
 @pytest.mark.parametrize("kind", REQUESTS)
 def test_law_two_requests_with_one_prefix_take_nothing_from_each_other(kind, setting):
-    """The same prompt with other keywords or another continuation, a text that begins as another, and all of it twice."""
+    """The same prompt with other keywords or another continuation, a text that begins as another, and all twice."""
     s = setting()
     arguments = {
         "generate_until": [*generation(["the river"]), *generation(["the river"], max_gen_toks=5)],
@@ -318,7 +318,7 @@ def test_a_document_longer_than_the_context_is_scored_whole_and_once(setting):
     inner = lm._score
     lm._score = lambda context, continuation: scored.append(continuation) or inner(context, continuation)
     ask(lm, "loglikelihood_rolling", [(DOCUMENTS[1],)])
-    assert sum(scored, []) == s.tokenizer.encode(DOCUMENTS[1], add_special_tokens=False)
+    assert [token for part in scored for token in part] == s.tokenizer.encode(DOCUMENTS[1], add_special_tokens=False)
     assert len(scored) > 1 and max(map(len, scored)) <= MAX_LENGTH and lm.requests_truncated == 0
 
 
@@ -426,9 +426,7 @@ def test_max_gen_toks_one_smaller_than_the_context_leaves_one_token_of_the_promp
 def test_until_that_is_no_string_and_no_list_of_strings_is_refused(until, setting):
     """An empty one is in every text: each generation would end after its first token."""
     lm = adapter(setting())
-    with pytest.raises(
-        UserError, match="until=.*; expected a stop string or a list of them, none empty; mend the task"
-    ):
+    with pytest.raises(UserError, match=r"until=.*; expected a stop string or a list of them, none empty"):
         ask(lm, "generate_until", [*generation(), *generation(until=until)])
     assert lm.requests == 0
 

@@ -190,9 +190,7 @@ def test_excluding_an_unknown_unit_is_refused(monkeypatch, loaded):
     loaded("train_python_topics")
     row = corpora.row_of("train_python_topics") | {"excluded": ["no_such_topic"]}
     monkeypatch.setattr(corpora, "row_of", lambda corpus_id: row)
-    with pytest.raises(
-        UserError, match=r"corpora\.toml, train_python_topics: excluded names 'no_such_topic' \(1 such\)"
-    ):
+    with pytest.raises(UserError, match=r"corpora\.toml, train_python_topics: excluded names 'no_such_topic' "):
         corpora.load("train_python_topics")
 
 
@@ -201,9 +199,7 @@ def test_an_unknown_id_to_exclude_is_answered_by_the_nearest(monkeypatch):
     row = corpora.row_of("train_word_problems") | {"options": {"seed": 1, "count": 3}}
     (name, _), *_ = corpora.word_problems.word_problems(None, row["options"])[0]
     monkeypatch.setattr(corpora, "row_of", lambda corpus_id: row | {"excluded": [name, f"{name}x"]})
-    with pytest.raises(
-        UserError, match=f"excluded names '{name}x' .1 such.; expected .*, such as '{name}'; correct it"
-    ):
+    with pytest.raises(UserError, match=f"excluded names '{name}x' .1 such.; expected .*, such as '{name}'; "):
         corpora.build("train_word_problems")
 
 

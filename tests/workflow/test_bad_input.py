@@ -408,6 +408,63 @@ def test_losses_that_are_not_a_number_fail_the_cell_and_are_no_zeros(inputs, tmp
     assert "1 losses are NaN" in cells(tmp_path, "fetch_lfu_decay")[0]["reason"]
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_one_loss_of_a_recording_that_is_nan_or_infinite_fails_its_text_alone(inputs, tmp_path, value):
+    shutil.copytree(inputs / "traces", tmp_path / "traces")
+    bad = tmp_path / "traces" / "bible_test.safetensors"
+    as_if_of(bad, bad, inputs / "tiny", lambda arrays: arrays["losses"].__setitem__(-1, value))
+    assert score(inputs, tmp_path, "fetch_lfu_decay", ["s50=50"], traces=tmp_path / "traces").code == 0
+    (failed, *rest), kept = cells(tmp_path, "fetch_lfu_decay"), tmp_path / "losses" / "tiny"
+    assert (
+        failed["reason"] == "UserError: 1 losses are NaN or infinite; expected finite losses; the cell is recorded "
+        "as failed"
+    )
+    assert failed["status"] == "failed" and failed["text"] == "bible_test" and "token_perplexity" not in failed
+    assert [cell["status"] for cell in rest] == ["ok"] * (len(TEST) - 1)
+    assert sorted(load_file(kept / "fetch_lfu_decay.safetensors")) == sorted(f"s50/{cell['text']}" for cell in rest)
+
+
+def test_losses_at_another_delay_that_were_not_a_number_were_stored_as_a_result(inputs, tmp_path):
+    """Finite weights, infinite logits, as above; the simulation says how late the loads are."""
+    model = tmp_path / "model"
+    shutil.copytree(inputs / "tiny", model)
+    rewrite_weights(model, lambda t: t["lm_head.weight"].fill_(3e38))
+    found = {"link": "disk", "policy": "quality_first", "slots": "s50", "slots_count": 8, "text": "x", "status": "ok"}
+    simulation = tmp_path / "host.json"
+    simulation.write_text(json.dumps({"cells": [found], "rows": {"quality_first": {"beta": 0.5}}}), encoding="utf-8")
+    save_file({"disk/quality_first/s50/x/delays": np.full(3, 4.0)}, simulation.with_suffix(".safetensors"))
+    ended = run_script(
+        "score_delayed.py", "--model", "tiny", "--model-dir", model, "--policies", SHEET,
+        "--texts", *(inputs / f"{text}.json" for text in TEST), "--simulations", simulation,
+        "--demand", inputs / "demand.safetensors", "--delay", 1, "--context", CONTEXT, "--threads", 1,
+        "--out-losses", tmp_path / "delayed.safetensors", "--out", tmp_path / "delayed.json",
+    )  # fmt: skip
+    assert ended.code == 0, ended.err
+    record = json.loads((tmp_path / "delayed.json").read_text(encoding="utf-8"))
+    assert [cell["delay_tokens"] for cell in record["cells"]] == [4] * len(TEST)
+    for cell in record["cells"]:
+        assert cell["status"] == "failed" and "losses are NaN or infinite" in cell["reason"]
+    assert sorted(load_file(tmp_path / "delayed.safetensors")) == ["none"]
+
+
+def test_a_document_longer_than_the_context_is_scored_whole(inputs, tmp_path):
+    """In windows: as many losses as tokens, however long the context is; the first window's are the same in both."""
+    document = {"id": "long", "text": " ".join(d["text"] for d in documents("literary", 12))}
+    text = broken_text(tmp_path, [document])
+    found = {}
+    for context in (CONTEXT, 10 * CONTEXT):
+        ended = run_script(
+            "record_routing.py", "--model", "tiny", "--model-dir", inputs / "tiny", "--texts", text,
+            "--context", context, "--threads", 1, "--out", tmp_path / str(context),
+        )  # fmt: skip
+        assert ended.code == 0, ended.err
+        found[context] = load_file(tmp_path / str(context) / "bible_test.safetensors")["losses"]
+    short, long = found.values()
+    assert len(short) == len(long) > 2 * CONTEXT and np.isfinite(short).all()
+    np.testing.assert_allclose(short[:CONTEXT], long[:CONTEXT], rtol=1e-4)
+    assert not np.allclose(short[CONTEXT:], long[CONTEXT:], rtol=1e-4)
+
+
 def test_a_recording_of_another_model_or_text_is_refused(inputs, tmp_path):
     other = write_model(tmp_path / "other", initializer_range=0.1)
     message = score(inputs, tmp_path / "out", "rule_015", ["s50=50"], model_dir=other).message
@@ -490,6 +547,66 @@ def test_a_table_without_a_baseline_crashed(scored):
     assert lossy["reason"].str.startswith("the baseline has no losses for s50/").all()
     assert "| rule_015 | " in bundles and "| no baseline |" in bundles
     assert "- tiny, fetch_lfu_decay, s50, bible_test: x" in bundles
+
+
+def test_an_absent_baseline_is_named(scored):
+    """Where its record is missing; that its cells failed is a gap, as above."""
+    records = [path for path in sorted(scored.glob("quality/tiny/*/perplexity.json")) if BASE[0] not in str(path)]
+    ended = run_script(
+        "tabulate_quality.py", "--records", *records, "--out-quality", scored / "q.csv",
+        "--out-differences", scored / "d.csv", "--out-bundles", scored / "b.md",
+    )  # fmt: skip
+    assert ended.message == f"error: tiny: no record of {BASE[0]}; expected the baseline among the records; score it"
+    simulation = scored / "simulation.json"
+    simulation.write_text(json.dumps({"model": "tiny", "cells": [{"link": "disk"}]}), encoding="utf-8")
+    save_file({"none": np.zeros(0)}, simulation.with_suffix(".safetensors"))
+    ended = run_script(
+        "tabulate_speed.py", "--simulations", simulation, "--records", *records,
+        "--out", scored / "speed.csv", "--out-documents", scored / "documents.csv",
+    )  # fmt: skip
+    assert ended.message.startswith(f"error: tiny: no record of {BASE[0]}; expected the baseline among the records; ")
+    assert not list(scored.glob("*.csv")) and not list(scored.glob("*.md"))
+
+
+def test_a_policy_with_one_failed_cell_is_a_gap_in_tables_and_figures(inputs, scored):
+    """It keeps its other texts, has no pooled row, and counts among the comparisons: a gap helps no other policy."""
+    assert score(inputs, scored, "first_choice", ["s50=50"]).code == 0
+    lost, *kept = TEST
+
+    def one_fails(record):
+        (cell,) = (cell for cell in record["cells"] if cell["text"] == lost)
+        known = {name: cell[name] for name in ("slots", "slots_percent", "slots_count", "text", "topic")}
+        cell.clear()
+        cell.update(known | {"status": "failed", "reason": "MemoryError: 3 GiB"})
+
+    rewrite_record(scored, "rule_015", one_fails)
+    losses = scored / "losses" / "tiny" / "rule_015.safetensors"
+    save_file({key: loss for key, loss in load_file(losses).items() if not key.endswith(lost)}, losses)
+    table, bundles = tabulated(scored)
+    own = table[table["policy"] == "rule_015"].set_index("text")
+    assert own.loc[lost, "status"] == "failed" and own.loc[lost, "reason"] == "MemoryError: 3 GiB"
+    assert pd.isna(own.loc[lost, "token_perplexity"]) and pd.isna(own.loc[lost, "delta_percent"])
+    assert sorted(own.index) == sorted(TEST) and own.loc[kept, "delta_percent"].notna().all()
+    assert f"| rule_015 | no result on {lost} | | | | | | |" in bundles
+    assert f"- tiny, rule_015, s50, {lost}: MemoryError: 3 GiB" in bundles
+    (other,) = table[(table["policy"] == "first_choice") & (table["text"] == "all")].to_dict("records")
+    assert other["p_holm"] == pytest.approx(min(1.0, 2 * other["p_value"]), rel=1e-6)
+    for figure in ("loss_and_misses_by_slots", "loss_by_bundle", "loss_by_mass"):
+        ended = run_script(f"plot_{figure}.py", "--table", scored / "quality.csv", "--out-prefix", scored / figure)
+        assert ended.code == 0, ended.err
+        drawn = pd.read_csv(scored / f"{figure}.csv")
+        assert drawn.loc[drawn["policy"] == "rule_015", "text"].isin(kept).all()
+        assert f"rule_015 s50 {lost}" in " ".join((scored / f"{figure}.svg").read_text(encoding="utf-8").split())
+
+
+def test_a_result_without_its_losses_is_named(scored):
+    save_file({}, scored / "losses" / "tiny" / "rule_015.safetensors")
+    ended = run_script(
+        "tabulate_quality.py", "--records", *sorted(scored.glob("quality/tiny/*/perplexity.json")),
+        "--out-quality", scored / "q.csv", "--out-differences", scored / "d.csv", "--out-bundles", scored / "b.md",
+    )  # fmt: skip
+    assert ended.message.startswith("error: rule_015: no losses of its result for s50/")
+    assert not (scored / "q.csv").exists()
 
 
 def test_a_table_of_failed_cells_alone_names_them(scored):

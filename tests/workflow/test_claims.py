@@ -268,6 +268,36 @@ def test_one_model_of_two_is_no_verdict_over_both(tmp_path):
     assert verdict(table, "P1.6", "mine") == "exploratory"
 
 
+def test_a_policy_with_one_failed_cell_decides_no_claim_and_says_why(tmp_path):
+    run = Run(tmp_path)
+    path = tmp_path / "results" / "quality" / "reference" / "quality_first" / "perplexity.json"
+    record = json.loads(path.read_text(encoding="utf-8"))
+    (cell,) = (c for c in record["cells"] if (c["slots"], c["text"]) == ("s25", "boltons_test"))
+    cell |= {"status": "failed", "reason": "UserError: 3 losses are NaN or infinite"}
+    path.write_text(json.dumps(record), encoding="utf-8")
+    assert run.tabulate(*run.times).code == 0
+    table = run.table()
+    own = table[
+        (table["of"] == "quality_first") & (table["measure"] == "perplexity_change") & (table["slots"] == "s25")
+    ]
+    of_it = own[(own["model"] == "reference") & (own["within"] == "")]
+    assert len(of_it) and set(of_it["rule_says"]) == {"not run"} and set(of_it["estimate"]) == {""}
+    assert of_it["reason"].str.endswith("boltons_test: UserError: 3 losses are NaN or infinite").all()
+    assert (own.loc[(own["model"] == "reference_b") & (own["within"] == ""), "estimate"] != "").all()
+    assert verdict(table, "P1.6") == "not run"
+
+
+def test_an_absent_baseline_decides_no_claim_and_says_so(tmp_path):
+    run = Run(tmp_path)
+    run.records = [path for path in run.records if "fetch_lfu_decay" not in str(path)]
+    assert run.tabulate(*run.times).code == 0
+    table = run.table()
+    own = table[(table["measure"] == "perplexity_change") & (table["against"] == "fetch_lfu_decay")]
+    own = own[(own["within"] == "") & (own["instrument"] == "emulator") & (own["role"] != "shown")]
+    assert len(own) and set(own["estimate"]) == {""}
+    assert own["reason"].str.contains("fetch_lfu_decay was not scored").all()
+
+
 BROKEN = {
     "an unknown key": ("config/preregistration.yaml", "models:", "model:", ["has a key 'model'", "'models'?"]),
     "a region that is not a number": (
