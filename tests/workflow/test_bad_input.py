@@ -295,6 +295,15 @@ def test_a_sheet_without_the_policies_of_the_gate_stopped_the_run(inputs, tmp_pa
     assert "| substitute_all loses, % perplexity | - |" in (tmp_path / "gate.md").read_text(encoding="utf-8")
 
 
+def test_a_sheet_without_the_baseline_is_refused_by_the_gate(inputs, tmp_path):
+    lines = SHEET.read_text(encoding="utf-8").splitlines()
+    own = tmp_path / "policies.tsv"
+    own.write_text("\n".join(line for line in lines if not line.startswith(f"{BASE[0]}\t")) + "\n", encoding="utf-8")
+    message = gate(inputs, inputs / "tiny", tmp_path, own).message
+    assert message.startswith(f"error: policy '{BASE[0]}'; expected an id of the sheet of policies; ")
+    assert not (tmp_path / "gate.json").exists()
+
+
 # ---- texts -----------------------------------------------------------------------------------------------------------
 def broken_text(folder: Path, docs: list[dict[str, str]]) -> Path:
     return write_text_file(folder / "broken.json", "bible_test", "literary", docs)

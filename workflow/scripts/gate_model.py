@@ -6,7 +6,7 @@ from engine.demand import load_demand
 from engine.errors import main_guard
 from engine.files import write_json, write_text
 from engine.hook import attach
-from engine.policies import BUNDLES, load_policies
+from engine.policies import BASELINE, BUNDLES, find_policy, load_policies
 from evals.fitness import gate
 from evals.jobs import Progress, load_model, load_texts, load_tokenizer, model_hash, provenance
 from evals.perplexity import context_of
@@ -76,7 +76,9 @@ def main() -> None:
     a = parser.parse_args()
     tokenizer, bos = load_tokenizer(a.model_dir, a.revision)
     texts = load_texts(a.texts, tokenizer, bos, a.documents)
-    policies = {name: policy for name, policy in load_policies(a.policies).items() if name in BUNDLES}
+    sheet = load_policies(a.policies)
+    find_policy(sheet, BASELINE)
+    policies = {name: policy for name, policy in sheet.items() if name in BUNDLES}
     model = load_model(a.model_dir, a.dtype, a.threads, a.revision)
     passes = 3 + sum(not policy.lossless for policy in policies.values())
     progress = Progress(f"gate {a.model}", passes * sum(sum(t.scored) for t in texts))
