@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 import yaml
 from measured_cases import (
     LINKS,
@@ -219,6 +220,23 @@ def test_runs_that_decided_the_same_are_scored_once(case):
     found = json.loads((case.folder / "tiny" / "own_rescored.json").read_text(encoding="utf-8"))
     exact = {row["log"] for row in found["cells"] if row["policy"] == BASELINE and row["link"] == "disk"}
     assert len(exact) == len(TEST) and found["logs"] < len(found["cells"])
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_losses_of_a_run_scored_again_that_are_nan_or_infinite_fail_their_cells(own, value, monkeypatch):
+    """NaN stopped the script after all was scored: strict JSON has none, and no other cell was kept."""
+    asked, right = [], torch.nn.functional.cross_entropy
+
+    def first_is_none(*args, **options):
+        asked.append(right(*args, **options))
+        return asked[-1] * (value if len(asked) == 1 else 1)
+
+    monkeypatch.setattr(torch.nn.functional, "cross_entropy", first_is_none)
+    made(own.score("own"))
+    found = json.loads((own.folder / "tiny" / "own_rescored.json").read_text(encoding="utf-8"))
+    failed = [row for row in found["cells"] if row["status"] != "ok"]
+    assert len(failed) == 1 and "losses are NaN or infinite" in failed[0]["reason"] and "hits" not in failed[0]
+    assert len(load_file(own.folder / "tiny" / "own_rescored.safetensors")) == len(found["cells"]) - 1
 
 
 # ---- tables ----------------------------------------------------------------------------------------------------------
