@@ -35,11 +35,12 @@ def main() -> None:
     a = parser.parse_args()
     results = Path(a.records[0]).parents[3]
     sheet, curves, errors = load_policies(a.policies), [], []
+    find_policy(sheet, BASELINE)
     for model, policies in load_scored(a.records).items():
         record = next(iter(policies.values())).record
         traces = [load(open_trace(results / "traces" / model / f"{text}.safetensors")) for text in record["texts"]]
         demand = load_demand(results / "calibration" / f"{model}.safetensors")
-        curves += model_curves(model, traces, demand, is_rehearsal(record), find_policy(sheet, BASELINE))
+        curves += model_curves(model, traces, demand, is_rehearsal(record), sheet[BASELINE])
         lossy = [policy.record for policy in policies.values() if sheet[policy.record["policy"]].lossless is False]
         errors += model_errors(model, lossy, traces, demand, sheet, a.delay, results / "decisions" / model)
     for path, rows in ((a.out_curves, curves), (a.out_errors, errors)):
