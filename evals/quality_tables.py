@@ -82,8 +82,8 @@ def paired(one: Scored, baseline: Scored, cells: list[dict], options: dict) -> d
         if key not in baseline.losses:
             return {"reason": f"the baseline has no losses for {key}"}
         if key not in one.losses:
-            name = one.record["policy"]
-            raise error(f"{name}: no losses of its result for {key}", "one run's record and losses", "score it again")
+            found = f"{one.record['policy']}: no losses of its result for {key}"
+            raise error(found, "one run's record and losses", "score it again")
     interval = difference(one, baseline, cells, options)
     percent = percent_change(interval)
     return {

@@ -284,6 +284,18 @@ def test_nothing_to_draw_is_said_on_the_picture(name, tables):
     assert points.empty or set(points["policy"]) == {BASELINE}
 
 
+def test_a_run_in_which_every_cell_failed_has_tables_and_pictures(tmp_path):
+    paths = write_records(tmp_path, [MODELS[0]], ["bible_test"], 2, 20)
+    for path in paths:
+        fail(path, "bible_test")
+    tabulate(paths, tmp_path)
+    assert pd.read_csv(tmp_path / "topic_changes.csv").empty
+    assert set(pd.read_csv(tmp_path / "standins.csv")["status"]) == {"failed"}
+    for name in ("sweep_loss_by_mass", "topic_changes"):
+        figure, points = draw(name, table_of(name, tmp_path))
+        assert points.empty and "result" in legible_words(figure)
+
+
 BROKEN = {
     "sweep_loss_by_mass": lambda text: text.replace("protects_first", "protects"),
     "topic_changes": lambda text: text.replace(",0.65", ",soon", 1),

@@ -10,7 +10,7 @@ python workflow/scripts/plot_sweep_loss_by_mass.py --table results/tables/local/
 import pandas as pd
 from matplotlib.lines import Line2D
 
-from evals.checked_tables import need_columns, refuse, to_flags, to_numbers
+from evals.checked_tables import add_columns, need_columns, refuse, to_flags, to_numbers
 from evals.figures import (
     COLOURS,
     LOSS,
@@ -44,7 +44,9 @@ NOTE = (
 def read_sweep(path: str) -> pd.DataFrame:
     """sweep.csv: as quality.csv, with the columns of the sheet. UserError."""
     table = read_table(path)
-    need_columns(path, table, (*ROW, "protects_first"), "the table of the sweep")
+    need_columns(path, table, ROW, "the table of the sweep")
+    need_columns(path, table, ["protects_first"] if (table["status"] == "ok").any() else [], "the table of the sweep")
+    add_columns(table, ["protects_first"])
     to_flags(path, table, "protects_first")
     infinite = table["tau"] == "inf"
     table.loc[infinite, "tau"] = ""

@@ -36,7 +36,7 @@ NOTE = (
 def read_points(path: str) -> pd.DataFrame:
     """topic_changes.csv, checked. UserError."""
     names = (*NUMBERS, *LOSS, *BACKGROUND, "tau", "beta")
-    table = read_words(path, (*WORDS, *names, "rehearsal"), "topic_changes.csv")
+    table = read_words(path, (*WORDS, *names, "rehearsal"), "topic_changes.csv", rows=False)
     refuse(path, table, ~table["miss_rule"].isin(COLOURS), "miss_rule", f"one of {', '.join(COLOURS)}")
     to_flags(path, table, "rehearsal")
     infinite = table["tau"] == "inf"
@@ -54,10 +54,10 @@ def draw(table: pd.DataFrame):
     shown = table[plain & (table["miss_rule"] == "threshold") & table["tau"].isin(THRESHOLDS)]
     baseline = table[table["policy"] == BASELINE]
     models, betas = table["model"].unique(), [math.nan, *sorted(shown["beta"].dropna().unique(), reverse=True)]
-    style = {beta: look for beta, look in zip(betas, map(look_of, range(len(betas))), strict=True)}
+    style = [(beta, look_of(number)) for number, beta in enumerate(betas)]
     base = Look(COLOURS["fetch"], MARKERS["emulator"], "-")
     handles = [Line2D([], [], **stroke(base), markersize=4, label=f"{BASELINE} (hit rate)")]
-    for beta, look in style.items():
+    for beta, look in style:
         words = "no background" if math.isnan(beta) else f"beta {beta:g}"
         handles.append(Line2D([], [], **stroke(look), markersize=4, label=f"threshold, {words}"))
     figure = frame(
@@ -68,24 +68,27 @@ def draw(table: pd.DataFrame):
         height=1.8 + 2.1 * len(QUANTITIES),
     )
     columns = [(model, tau) for model in models for tau in THRESHOLDS]
-    panels = figure.subplots(len(QUANTITIES), len(columns), squeeze=False, sharex=True, sharey="row")
+    panels = figure.subplots(len(QUANTITIES), max(1, len(columns)), squeeze=False, sharex=True, sharey="row")
+    bins = table.drop_duplicates("from_token").sort_values("from_token")
+    place = {start: number for number, start in enumerate(bins["from_token"])}
     for axes, (quantity, words) in zip(panels, QUANTITIES.items(), strict=True):
         axes[0].set_ylabel(words)
-        for ax, (model, tau) in zip(axes, columns, strict=True):
+        for ax, (model, tau) in zip(axes, columns, strict=False):
             if len(quantity) > 1:
                 ax.axhline(0, color="#000000", linewidth=0.8)
             if quantity == ("hit_rate",):
-                draw_line(ax, baseline[baseline["model"] == model], quantity, base)
+                draw_line(ax, baseline[baseline["model"] == model], quantity, base, place)
             own = shown[(shown["model"] == model) & (shown["tau"] == tau)]
-            for beta, look in style.items():
+            for number, (beta, look) in enumerate(style):
                 line = own[own["beta"].isna() if math.isnan(beta) else own["beta"] == beta]
-                draw_line(ax, line, quantity, look, shift=0.06 * (betas.index(beta) - len(betas) / 2))
-    bins = table[["from_token", "to_token"]].drop_duplicates().sort_values("from_token")
-    for ax, (model, tau) in zip(panels[0], columns, strict=True):
+                draw_line(ax, line, quantity, look, place, shift=0.06 * (number - len(betas) / 2))
+    if table.empty:
+        panels[0, 0].set_title("no policy has a result")
+    for ax, (model, tau) in zip(panels[0], columns, strict=False):
         gap = "" if len(shown[(shown["model"] == model) & (shown["tau"] == tau)]) else "\nno result"
         ax.set_title(f"{model}, tau {tau:g}{gap}")
     for ax in panels[-1]:
-        ax.set_xticks(range(len(bins)), [f"{a:g}-{b:g}" for a, b in bins.itertuples(index=False)])
+        ax.set_xticks([*place.values()], [f"{b.from_token:g}-{b.to_token:g}" for b in bins.itertuples()])
         ax.set_xlabel("tokens since the change of topic")
     return figure, pd.concat([baseline, shown])[[*dict.fromkeys((*WORDS, "tau", "beta", *NUMBERS, *LOSS, *BACKGROUND))]]
 
@@ -101,9 +104,10 @@ def stroke(look: Look) -> dict:
     return {**look.point, **look.line}
 
 
-def draw_line(ax, rows: pd.DataFrame, quantity: tuple[str, ...], look: Look, shift: float = 0.0) -> None:
-    rows = rows.sort_values("from_token").reset_index(drop=True).dropna(subset=[quantity[0]])
-    x, y = rows.index + shift, rows[quantity[0]]
+def draw_line(ax, rows: pd.DataFrame, quantity: tuple[str, ...], look: Look, place: dict, shift: float = 0.0) -> None:
+    """place: of a bin on the axis, by its first token; shift: aside, so that bars do not cover each other."""
+    rows = rows.sort_values("from_token").dropna(subset=[quantity[0]])
+    x, y = rows["from_token"].map(place) + shift, rows[quantity[0]]
     ax.plot(x, y, **stroke(look), markersize=3.5)
     if len(quantity) > 1:
         bars = np.stack([y - rows[quantity[1]], rows[quantity[2]] - y])
@@ -122,7 +126,8 @@ def caption(table: pd.DataFrame) -> str:
             f"Model {model}{note}. Slots {first['slots']}: {first['slots_percent']:g} % resident. "
             f"Documents and scored tokens by tokens since the change: {sizes}."
         )
-    parts.append(f"Instrument: emulator (quality; no host is timed). Bars: {table['level'].iloc[0]:.0%} interval.")
+    if len(table):
+        parts.append(f"Instrument: emulator (quality; no host is timed). Bars: {table['level'].iloc[0]:.0%} interval.")
     return "\n".join([*parts, NOTE])
 
 

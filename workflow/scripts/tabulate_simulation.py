@@ -34,6 +34,7 @@ def main() -> None:
     a = parser.parse_args()
     results = Path(a.records[0]).parents[3]
     sheet, curves, errors = load_policies(a.policies), [], []
+    find_policy(sheet, BASELINE)
     for model, policies in load_scored(a.records).items():
         record = next(iter(policies.values())).record
         traces = [load(open_trace(results / "traces" / model / f"{text}.safetensors")) for text in record["texts"]]

@@ -29,7 +29,15 @@ ORDINARY = {  # of a stand-in; a policy that has another cell is paired with the
     "standin_recency": {"standin_recency": True},
 }
 OF_ROW = ("tau", "share", "standin", "standin_weight", "standin_recency")
+OF_CELL = ("slots", "slots_percent", "slots_count")
 ENDS = ("", "_low", "_high")
+WHO = ["model", "policy", "miss_rule", "eviction", "beta", "instrument", "experts", "rehearsal"]
+TOPIC_COLUMNS = [*WHO, *OF_ROW, *OF_CELL, "from_token", "to_token", "documents", "tokens", "hit_rate"]
+TOPIC_COLUMNS += ["substituted_mass", *(f"delta_percent{end}" for end in ENDS), "against"]
+TOPIC_COLUMNS += [*(f"background_percent{end}" for end in ENDS), "level"]
+STANDIN_COLUMNS = [*WHO, *OF_CELL, "column", "value", "base", "base_value", "status", "reason", "documents", "tokens"]
+STANDIN_COLUMNS += ["substituted_mass", "base_substituted_mass", *(f"difference_percent{end}" for end in ENDS)]
+STANDIN_COLUMNS += ["detectable_percent", "level", "p_value", "p_holm"]
 
 
 def main() -> None:
@@ -45,16 +53,20 @@ def main() -> None:
     scored = load_scored(a.records)
     options = {"level": a.level, "replicates": a.replicates, "seed": a.seed}
     progress = Progress("tabulate sweep", 2 * len(a.records), "policies")
-    tables = {a.out_sweep: [], a.out_topics: [], a.out_standins: []}
+    sweep, topics, standins = [], [], []
     for own in scored.values():
-        tables[a.out_sweep] += sweep_rows(own, options)
+        sweep += sweep_rows(own, options)
         progress.advance(len(own))
-        tables[a.out_topics] += topic_rows(own, options)
-        tables[a.out_standins] += standin_rows(own, options)
+        topics += topic_rows(own, options)
+        standins += standin_rows(own, options)
         progress.advance(len(own))
-    for path, rows in tables.items():
+    for path, table in (
+        (a.out_sweep, pd.DataFrame(sweep)),
+        (a.out_topics, pd.DataFrame(topics, columns=TOPIC_COLUMNS)),
+        (a.out_standins, pd.DataFrame(standins, columns=STANDIN_COLUMNS)),
+    ):
         with atomic(path) as temporary:
-            pd.DataFrame(rows).to_csv(temporary, index=False, float_format="%.8g")
+            table.to_csv(temporary, index=False, float_format="%.8g")
 
 
 # ---- every policy ----------------------------------------------------------------------------------------------------
@@ -83,7 +95,7 @@ def topic_rows(own: dict[str, Scored], options: dict) -> Iterator[dict]:
             where = {text: (start <= place) & (place < end) for text, place in places.items()}
             loss = difference(one, own[BASELINE], cells, options, where)
             row = identity(one.record) | {name: one.record["policy_row"][name] for name in OF_ROW}
-            row |= {name: cells[0][name] for name in ("slots", "slots_percent", "slots_count")}
+            row |= {name: cells[0][name] for name in OF_CELL}
             row |= {"from_token": start, "to_token": end - 1, "documents": loss.documents, "tokens": loss.tokens}
             row |= change("delta_percent", loss)
             if plain and plain != policy and complete(own[plain]):
@@ -126,9 +138,9 @@ def standin_rows(own: dict[str, Scored], options: dict) -> list[dict]:
 def standin_row(column: str, one: Scored, base: Scored, options: dict) -> dict:
     """Difference of a policy's losses from those of `base`, the row with the ordinary cell."""
     first = one.record["cells"][0]
-    cells = {"one": one.record["policy_row"][column], "base": base.record["policy_row"][column]}
-    row = identity(one.record) | {name: first[name] for name in ("slots", "slots_percent", "slots_count")}
-    row |= {"column": column, "value": cells["one"], "base": base.record["policy"], "base_value": cells["base"]}
+    row = identity(one.record) | {name: first[name] for name in OF_CELL}
+    row |= {"column": column, "value": one.record["policy_row"][column]}
+    row |= {"base": base.record["policy"], "base_value": base.record["policy_row"][column]}
     broken = [scored for scored in (one, base) if not complete(scored)]
     if broken:
         reasons = (f"{s.record['policy']}: {c['reason']}" for s in broken for c in s.record["cells"] if "reason" in c)
