@@ -45,7 +45,7 @@ from engine.measured_run import (
     read_rescored,
     records,
 )
-from engine.policies import Policy, parse_row
+from engine.policies import PAYING, Policy, parse_row
 from engine.record import PAGE
 
 NOT_A_NAME = "local"  # every machine's own, until it is given one
@@ -261,11 +261,12 @@ def _faults(log: DecisionLog, policy: Policy, record: dict, slots: int):
     yield np.abs(log.g.sum(-1) - 1).max(initial=0) > SLACK, "gate weights that do not sum to 1", "1 an event"
     first = ((log.first >= 0) & (log.first < record["top_k"])).all()
     yield not first, "a first choice out of range", f"below K = {record['top_k']}"
-    if policy.miss_rule == "threshold":
+    if policy.miss_rule in ("threshold", *PAYING):
         of_first = np.take_along_axis(log.kind, log.first[..., None].astype(np.int64), axis=-1)
+        yield (of_first == SUBSTITUTE).any(), "a first choice substituted", "first choices are fetched"
+    if policy.miss_rule == "threshold":
         tau = math.inf if policy.tau is None else float(np.float32(policy.tau))
         heavy = (log.kind == SUBSTITUTE) & (log.g >= tau)
-        yield (of_first == SUBSTITUTE).any(), "a first choice substituted", "first choices are fetched"
         yield heavy.any(), f"a substituted weight of {log.g[heavy].max(initial=0):.3f}", f"below tau = {tau:g}"
     yield from _move_faults(log, policy, record, slots)
 

@@ -49,8 +49,8 @@ def test_the_default_configuration_is_sound(configuration):
 
 def test_what_another_configuration_left_out_is_not_measured(configuration):
     assert check(configuration).measure.models == ("reference",) and check(configuration).measure.slots == ("s25",)
-    sweep = configuration["sweep"] | {"slots": "s50"}
-    found = check(configuration | {"models": ["reference_b"], "slots": {"s50": 50}, "sweep": sweep}).measure
+    own = {key: configuration[key] | {"slots": "s50"} for key in ("sweep", "experiment_b")}
+    found = check(configuration | {"models": ["reference_b"], "slots": {"s50": 50}} | own).measure
     assert found.models == found.slots == () and set(found.links) == {"disk", "sdcard"}
 
 
@@ -69,11 +69,11 @@ def test_policies_come_in_the_order_of_the_list(configuration):
 def test_whole_numbers_written_as_floats_reached_argparse(configuration):
     configuration |= {"context_tokens": 64.0, "delay_tokens": 2.0, "documents": 3.0, "threads": 1.0}
     configuration["statistics"]["replicates"] = 199.0
-    configuration["sweep"]["tokens"] = 9.0
+    configuration["sweep"]["tokens"], configuration["experiment_b"]["tokens"] = 9.0, 7.0
     found = check(configuration)
     numbers = (found.context_tokens, found.delay_tokens, found.documents, found.threads, found.statistics["replicates"])
-    numbers += (found.sweep.tokens,)
-    assert [repr(number) for number in numbers] == ["64", "2", "3", "1", "199", "9"]
+    numbers += (found.sweep.tokens, found.experiment_b.tokens)
+    assert [repr(number) for number in numbers] == ["64", "2", "3", "1", "199", "9", "7"]
 
 
 def test_all_threads_are_those_this_process_may_use(configuration, monkeypatch):
@@ -133,6 +133,12 @@ WRONG = {
     ),
     "a link without repeats": ("measure.links.disk", {"documents": 4, "tokens": 8}, ["no key 'repeats'"]),
     "a sweep at slots that are not there": ("sweep.slots", "s26", ["sweep.slots names 's26'", "mean 's25'"]),
+    "an experiment at slots that are not there": (
+        "experiment_b.slots",
+        "s26",
+        ["experiment_b.slots names 's26'", "mean 's25'"],
+    ),
+    "an experiment of no tokens": ("experiment_b.tokens", 1, ["experiment_b.tokens is 1", "a number from 2"]),
     "a sweep of no tokens": ("sweep.tokens", 1, ["sweep.tokens is 1", "a number from 2"]),
     "one measured token": ("measure.links.disk.tokens", 1, ["measure.links.disk.tokens is 1", "a number from 2"]),
     "nothing": ("texts", None, ["texts is null", "keys with values"]),
@@ -234,7 +240,7 @@ def test_fewer_slots_than_k_are_refused_before_the_first_job(configuration, tmp_
     (tmp_path / "models.tsv").write_text(f"{HEADER}\nm\t{tmp_path}\t-\tfloat32\t-\t-\n", encoding="utf-8")
     configuration |= {"models": ["m"], "models_sheet": str(tmp_path / "models.tsv"), "slots": {"s12": 12.5}}
     configuration["measure"]["models"] = ["m"]
-    configuration["sweep"]["slots"] = "s12"
+    configuration["sweep"]["slots"] = configuration["experiment_b"]["slots"] = "s12"
     assert check(configuration).slots == {"s12": 12.5}  # 8 of 64: one event just fits
     configuration["slots"] = {"s12": 12.4}
     assert "slots.s12 is 12.4 %, 7 of the 64 experts of model m; expected at least K = 8" in message(configuration)

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from experiment_cases import made_up
 from pictures import ROOT, SCRIPTS, draw, legible_words, markers, module, script, shown_words
 
 from engine.decision import MISS_RULES
@@ -209,6 +210,11 @@ def finished_run(root: Path, table: pd.DataFrame, pictures: Path, absent: bool =
     (tables / "bundles.md").write_text("# Bundles\n")
     (tables / "differences.csv").write_text("model,slots\n")
     table.to_csv(tables / "sweep.csv", index=False)
+    experiment = made_up(tables / "experiment_b.csv")
+    for name in ("pilot.json", "few_heavy_low.json", "few_heavy_low.safetensors", "arms.tsv"):
+        path = root / "experiment_b" / "reference" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(name)
     for picture in pictures.iterdir():
         (plots / picture.name).write_bytes(picture.read_bytes())
     for text, topic in TEXTS.items():
@@ -231,7 +237,7 @@ def finished_run(root: Path, table: pd.DataFrame, pictures: Path, absent: bool =
     files = [*sorted(tables.iterdir()), root / "gate" / "reference.md", *sorted(plots.iterdir())]
     flags = ["--table", tables / "quality.csv", "--files", *files]
     flags += ["--gates", root / "gate" / "reference.json", "--texts", *sorted((root / "texts").iterdir())]
-    flags += ["--sweep", tables / "sweep.csv"]
+    flags += ["--sweep", tables / "sweep.csv", "--experiment-b", experiment, "--folders", path.parent]
     return [str(flag) for flag in flags]
 
 
@@ -248,6 +254,9 @@ def test_index_of_a_partial_run_names_files_numbers_gaps_and_the_retry(pictures,
     assert "- reference: refused, it decides no claim: the miss rate (9,000 events)" in index
     assert "`make retry`" in index and "bible_test (test, scripture): absent, its wheel is not there" in index
     assert "reference (rehearsal: a small embedded model)" in index
+    assert "- reference: few_heavy against many_light at the middle level: +1.68 % (+1.20 to +2.40), realised" in index
+    assert "- reference_b: not run: the foreseen power at the middle level is 0.41, below 0.8" in index
+    assert "Arm few_heavy_low of experiment B on reference." in index
     assert "code_test (test, code): 30 documents, the first 24 scored" in index
     row = synthetic_table().query("policy == 'rule_015' and slots == 's25' and text == @POOLED").iloc[0]
     numbers = f"{row['delta_percent']:+.3f} ({row['delta_percent_low']:+.3f} to {row['delta_percent_high']:+.3f})"
@@ -282,6 +291,8 @@ def test_a_complete_run_is_published_whole_repeatably_and_only_as_indexed(pictur
     for folder in ("quality", "sweep"):
         own = {name for name in found[0] if name.startswith(f"{folder}/")}
         assert own == {f"{folder}/reference/{policy}.json" for policy in synthetic_table()["policy"].unique()}
+    own = {name for name in found[0] if name.startswith("experiment_b/")}
+    assert own == {f"experiment_b/reference/{name}.json" for name in ("few_heavy_low", "pilot")}  # no arrays
     plots = {name for name in found[0] if name.startswith("plots/")}
     assert plots == {f"plots/{figure}.{suffix}" for figure in FIGURES for suffix in ("csv", "png", "svg")}
 

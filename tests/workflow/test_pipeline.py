@@ -41,14 +41,17 @@ from engine.policies import load_policies
 SWEEP = load_policies(ROOT / "config" / "sweep.tsv")
 VICTIM = "quality_first"
 FAILED_CELL = (8, "bible_test")  # 8 slots are s50
-FIGURES = ("claims_by_documents", "loss_and_misses_by_slots", "loss_by_bundle", "loss_by_document", "loss_by_mass")
+FIGURES = ("claims_by_documents", "experiment_b", "loss_and_misses_by_slots", "loss_by_bundle", "loss_by_document")
+FIGURES += ("loss_by_mass",)
 FIGURES += ("measured_speedup", "misses_by_slots", "speedup_by_loss", "sweep_loss_by_mass", "token_time")
 FIGURES += ("topic_changes",)
 OF_SWEEP = {"sweep_loss_by_mass", "topic_changes"}
+OF_OTHER_RUNS = {"experiment_b", "measured_speedup", *OF_SWEEP}
 HOSTS = ("local", *sorted(path.stem for path in (ROOT / "config" / "hosts").glob("*.yaml")))
 TABLES = ("quality.csv", "differences.csv", "bundles.md", "claims_by_documents.csv", "curves.csv", "open_loop.csv")
 TABLES += (
     "documents.csv",
+    "experiment_b.csv",
     "standins.csv",
     "sweep.csv",
     "topic_changes.csv",
@@ -70,7 +73,7 @@ SCRIPTS_AFTER_A_POLICY = {
     "score_policy",
     *(AFTER_SCORES - AFTER_FIGURES),
     "write_index",
-    *(f"plot_{f}" for f in FIGURES if f not in {"measured_speedup", *OF_SWEEP}),  # those are of other runs
+    *(f"plot_{f}" for f in FIGURES if f not in OF_OTHER_RUNS),
 }
 
 
@@ -207,6 +210,7 @@ def test_every_promised_file_is_there(story):
         *(f"tables/local/{name}" for name in TABLES),
         *(f"plots/local/{figure}.{suffix}" for figure in FIGURES for suffix in ("svg", "png", "csv")),
         *(f"sweep/tiny/{policy}.{suffix}" for policy in SWEEP for suffix in ("json", "safetensors")),
+        "experiment_b/tiny/pilot.json",
         *(f"quality/tiny/{policy}/perplexity.json" for policy in POLICIES),
         *(f"losses/tiny/{policy}.safetensors" for policy in POLICIES),
         *(f"decisions/tiny/{p}/{slots}/{text}.safetensors" for p in POLICIES for slots in SLOTS for text in TEST),
@@ -316,7 +320,7 @@ def test_a_failed_cell_is_named_in_index_and_tables_and_left_out_of_the_figures(
 def test_forget_failed_removes_that_record_and_what_was_made_of_it_alone(story):
     assert story.forget.code == 0, story.forget.err
     # Snakemake makes no missing record for a finished index: `make retry` did nothing
-    tables = {f"tables/local/{name}.csv" for name in ("quality", "sweep")}
+    tables = {f"tables/local/{name}.csv" for name in ("experiment_b", "quality", "sweep")}
     assert story.forgotten == {f"quality/tiny/{VICTIM}/perplexity.json", *tables, "all"}
     assert "1 failed cells" in story.forget.out and "the test wants this cell to fail" in story.forget.out
 
@@ -465,7 +469,7 @@ def test_a_changed_policy_row_scores_that_policy_alone(story, change, policy):
 
 
 def test_a_changed_level_scores_nothing(story):
-    tables = {"tabulate_measured", "tabulate_quality", "tabulate_speed", "tabulate_sweep"}
+    tables = {"tabulate_experiment_b", "tabulate_measured", "tabulate_quality", "tabulate_speed", "tabulate_sweep"}
     assert story.planned["level"].keys() == {*tables, *AFTER_TABLES}
 
 

@@ -15,9 +15,7 @@ rule run_experiment_b:
         ),
         script="workflow/scripts/run_experiment_b.py",
         preregistration="config/preregistration.yaml",
-        calibration=expand(
-            "results/texts/{text}.json", text=SETTINGS.calibration_texts
-        ),
+        calibration=expand("results/texts/{text}.json", text=SETTINGS.calibration_texts),
         texts=expand("results/texts/{text}.json", text=SETTINGS.test_texts),
         demand="results/calibration/{model}.safetensors",
         traces="results/traces/{model}",
@@ -32,12 +30,11 @@ rule run_experiment_b:
         context=SETTINGS.context_tokens,
         threads=SETTINGS.threads,
         documents=DOCUMENTS,
-        statistics=STATISTICS,
     shell:
         "python {input.script} --model {wildcards.model} {params.model} --calibration {input.calibration}"
         " --texts {input.texts} {params.documents} --tokens {params.tokens} --slots {params.slots}"
         " --demand {input.demand} --traces {input.traces} --preregistration {input.preregistration}"
-        " {params.statistics} --context {params.context} --threads {params.threads} --out {output}"
+        " --context {params.context} --threads {params.threads} --out {output}"
         " 2>&1 | tee {log}"
 
 

@@ -25,7 +25,7 @@ from engine.residency import Demand, slots_from_percent
 from evals.experiment_b import arms, pilot, write_sheet
 from evals.jobs import Progress, expert_bytes, load_model, load_texts, load_tokenizer, model_hash, provenance
 from evals.perplexity import context_of
-from evals.preregistration import load
+from evals.preregistration import Preregistration, load
 from evals.quality import Text, cells, open_recording, record_of, run_emulator
 from evals.stream import cut
 from evals.watch import Watch, mechanism
@@ -35,6 +35,7 @@ ROW = "P1.5"
 
 def main() -> None:
     a = arguments()
+    rules = load(a.preregistration)
     slots_id, _, percent = a.slots.partition("=")
     tokenizer, bos = load_tokenizer(a.model_dir, a.revision)
     weights, demand = model_hash(a.model_dir), load_demand(a.demand)
@@ -65,8 +66,8 @@ def main() -> None:
             slots=slots,
             demand=demand,
             test=texts,
-            comparisons=comparisons(a.preregistration),
-            statistics={"level": a.level, "replicates": a.replicates, "seed": a.seed},
+            comparisons=comparisons(rules),
+            statistics=rules.statistics,
             context=context,
             bos=bos,
             progress=progress.advance,
@@ -137,19 +138,15 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--slots", required=True, help="id=percent")
     parser.add_argument("--demand", required=True)
     parser.add_argument("--traces", required=True, type=Path, help="folder of record_routing.py")
-    parser.add_argument("--preregistration", required=True)
-    parser.add_argument("--level", type=float, default=0.95)
-    parser.add_argument("--replicates", type=int, default=9999)
-    parser.add_argument("--seed", type=int, default=20512)
+    parser.add_argument("--preregistration", required=True, help="it says how the test is made")
     parser.add_argument("--context", type=int, required=True)
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--out", required=True, type=Path, help="folder")
     return parser.parse_args()
 
 
-def comparisons(preregistration: str) -> int:
+def comparisons(rules: Preregistration) -> int:
     """Size of the Holm family of the part that decides: primary parts of the row, of every model of the file."""
-    rules = load(preregistration)
     return len(rules.models) * sum(part.role == "primary" for part in rules.rows[ROW].parts)
 
 

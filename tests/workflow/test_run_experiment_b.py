@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from experiment_cases import ARMS, made_up
 from pictures import SCRIPTS, draw, legible_words, markers, module
 from safetensors.numpy import load_file
 from tiny import (
@@ -28,10 +29,9 @@ from tiny import (
 from engine.errors import UserError
 from engine.files import write_json
 from engine.policies import load_policies
-from evals import experiment_b
+from evals import experiment_b, experiment_tables
 from evals.watch import Watch
 
-ARMS = [f"{rule}_{name}" for rule in ("few_heavy", "many_light") for name in ("low", "middle", "high", "random")]
 SLOTS, PERCENT = 8, 50
 
 
@@ -58,8 +58,7 @@ def experiment(inputs: Path, out: Path, *, slots: int = PERCENT):
         "run_experiment_b.py", "--model", "tiny", "--model-dir", inputs / "tiny", "--context", CONTEXT, "--threads", 1,
         "--calibration", inputs / f"{CALIBRATION}.json", "--texts", *(inputs / f"{text}.json" for text in TEST),
         "--tokens", SWEEP_TOKENS, "--slots", f"s50={slots}", "--demand", inputs / "demand.safetensors",
-        "--traces", inputs / "traces", "--preregistration", "config/preregistration.yaml", "--replicates", 199,
-        "--out", out,
+        "--traces", inputs / "traces", "--preregistration", "config/preregistration.yaml", "--out", out,
     )  # fmt: skip
 
 
@@ -171,7 +170,32 @@ def test_an_arm_that_fails_keeps_its_reason_and_the_rest_go_on(inputs, tmp_path,
     assert pd.notna(table.loc["few_heavy_low", "light_percent"])
     assert pd.isna(table.loc["many_light_random", "next_best_percent"])
     figure, points = draw("experiment_b", read(tmp_path / "experiment_b.csv"))
-    assert f"Without many_light_middle: {reason}" in legible_words(figure) and len(points) == 7
+    assert "Without a result: many_light_middle" in legible_words(figure) and len(points) == 7
+    verdict = experiment_tables.verdicts(read(tmp_path / "experiment_b.csv"))["tiny"]
+    assert verdict == f"failed: {reason}"
+
+
+def test_only_a_failed_experiment_is_forgotten(run, tmp_path):
+    """An arm with a failed cell, or a pilot that failed: both are one job. What a pilot stopped stays."""
+    results = tmp_path / "results"
+    for model in ("whole", "stopped", "failed", "broken"):
+        shutil.copytree(run, results / "experiment_b" / model)
+    pilot = json.loads((run / "pilot.json").read_text(encoding="utf-8"))
+    stopped = {"go": False, "reason": "the foreseen power is low"}
+    write_json(results / "experiment_b" / "stopped" / "pilot.json", pilot | stopped)
+    write_json(results / "experiment_b" / "failed" / "pilot.json", pilot | {"status": "failed", "reason": "no memory"})
+    arm = record(run, ARMS[2])
+    arm["cells"][1] |= {"status": "failed", "reason": "RuntimeError: 3 losses"}
+    write_json(results / "experiment_b" / "broken" / f"{ARMS[2]}.json", arm)
+    (results / "tables" / "local").mkdir(parents=True)
+    (results / "tables" / "local" / "experiment_b.csv").write_text("old")
+    (results / "quality").mkdir()
+    ended = run_script("forget_failed.py", results / "quality")
+    assert ended.code == 0, ended.err
+    assert sorted(path.name for path in (results / "experiment_b").iterdir()) == ["stopped", "whole"]
+    assert not (results / "tables" / "local" / "experiment_b.csv").exists()
+    assert f"{ARMS[2]}: 1 failed cells, for example: RuntimeError: 3 losses" in ended.out
+    assert "pilot: no memory" in ended.out
 
 
 def test_a_demand_of_another_model_is_refused(inputs, tmp_path):
@@ -230,37 +254,13 @@ def read(path: Path) -> pd.DataFrame:
     return module(SCRIPTS / "plot_experiment_b.py").read_experiment_b(str(path))
 
 
-def made_up(path: Path) -> Path:
-    """Two models as tabulate_experiment_b.py writes them; the second was stopped by its pilot."""
-    rows = []
-    for model, status in (("reference", "ok"), ("reference_b", "not run")):
-        for arm in ARMS:
-            rule, _, name = arm.rpartition("_")
-            mass = {"low": 0.02, "middle": 0.04, "high": 0.072, "random": 0.04}[name]
-            loss = 20 * mass * (3 if rule == "few_heavy" else 1) * (2 if name == "random" else 1)
-            row = {"model": model, "arm": arm, "miss_rule": rule, "level_name": name, "level": mass, "status": status}
-            row |= {"standin": "random" if name == "random" else "next_best", "instrument": "emulator", "slots": "s25"}
-            row |= {"slots_percent": 25, "slots_count": 64, "experts": 256, "rehearsal": True, "reason": ""}
-            if status != "ok":
-                rows.append(row | {"reason": "the foreseen power at the middle level is 0.41, below 0.8"})
-                continue
-            row |= {"documents": 83, "tokens": 26556, "substituted_mass": mass, "delta_percent": loss}
-            row |= {"delta_percent_low": loss - 0.3, "delta_percent_high": loss + 0.3, "detectable_percent": 0.4}
-            row |= {"standin_rank": 20 if name == "random" else 3, "difference_over_missing": 1.2 + 5 * mass}
-            if rule == "few_heavy":
-                row |= {"light_percent": 0.7 * loss, "light_percent_low": 0.5 * loss, "light_percent_high": loss}
-            rows.append(row | {"level_of_interval": 0.95})
-    pd.DataFrame(rows).to_csv(path, index=False)
-    return path
-
-
 def test_both_rules_are_drawn_and_what_was_not_run_is_said(tmp_path):
     figure, points = draw("experiment_b", read(made_up(tmp_path / "t.csv")))
     words = legible_words(figure)
     assert len(points) == 8 and set(points["model"]) == {"reference"}
     assert len(markers(figure)) >= 3 * 8
     assert "few_heavy against many_light at the middle level: +1.68 % (+1.20 to +2.40)" in words
-    assert "no arm: the foreseen power at the middle level is 0.41, below 0.8" in words
+    assert "not run: the foreseen power at the middle level is 0.41, below 0.8" in words
     assert words.count("no result") == 3 and "rehearsal" in words and "83 documents, 26,556 scored tokens" in words
 
 
@@ -274,7 +274,7 @@ def test_a_run_without_any_result_is_still_a_picture(tmp_path):
 @pytest.mark.parametrize(
     ("column", "value", "said"),
     [
-        ("status", "absent", "status 'absent'; expected ok, failed or not run"),
+        ("status", "absent", "status 'absent'; expected one of ok, failed, not run"),
         ("miss_rule", "threshold", "miss_rule 'threshold'"),
         ("substituted_mass", "", "substituted_mass ''; expected a finite number"),
         ("delta_percent", "inf", "delta_percent 'inf'"),
