@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.stats import rankdata
 
-from evals.bootstrap import Statistic
+from evals.bootstrap import ROUNDING, Statistic
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,7 @@ def spearman_over_policies(x: Sums, y: Sums) -> Statistic:
     """Spearman's rho over policies, ties at their mean rank; it has no influence (NaN)."""
 
     def rho(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        ranks = [rankdata(sums.values(weights)[0], axis=1, nan_policy="propagate") for sums in (x, y)]
-        (a, _), (b, _) = map(_unit, ranks)
+        (a, _), (b, _) = (_unit(_ranks(sums.values(weights)[0])) for sums in (x, y))
         return (a * b).sum(1), np.full(weights.shape, np.nan)
 
     return rho
@@ -100,15 +99,28 @@ def first_documents(number: int) -> np.ndarray:
 def _unit(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Rows centred and of unit length [R, P], and their lengths before [R, 1]."""
     centred = values - values.mean(axis=1, keepdims=True)
-    length = np.sqrt(_squares(centred))
+    length = _length(centred, values)
     return centred / length, length
+
+
+def _ranks(values: np.ndarray) -> np.ndarray:
+    """Of rows [R, P]; what differs by rounding alone is a tie."""
+    largest = np.abs(values).max(axis=1, keepdims=True)
+    return rankdata(np.round(values / np.where(largest > 0, largest, 1.0) / ROUNDING), axis=1, nan_policy="propagate")
 
 
 def _within(values: np.ndarray, member: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """Rows less the weighted mean of their group, of unit weighted length: [R, N]."""
     means = (weights * values) @ member / np.maximum(weights @ member, 1)  # [R, groups]
+    root = np.sqrt(weights)
     centred = values - means @ member.T
-    return centred / np.sqrt(_squares(np.sqrt(weights) * centred))
+    return centred / _length(root * centred, root * values)
+
+
+def _length(centred: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Of rows [R, 1]; NaN where all that is left beside the values is rounding: one value has no correlation."""
+    length, least = np.sqrt(_squares(centred)), ROUNDING * np.sqrt(_squares(values))
+    return np.where(length > least, length, np.nan)
 
 
 def _squares(values: np.ndarray) -> np.ndarray:

@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from evals.ledger_documents import cell, refuse_inert
+from evals.ledger_documents import cell, policy, refuse_inert
 from evals.ledger_quantities import NotRun
 from evals.records import Scored
 
@@ -66,6 +66,11 @@ def members(name: str, sweep: Mapping[str, Scored], slots: str, texts: Sequence[
     return inside
 
 
+def by_name(name: str, quality: Mapping[str, Scored], sweep: Mapping[str, Scored]) -> Scored:
+    """A policy of the sheet in the sweep, which may have its row under another id. NotRun."""
+    return sweep[name] if name in sweep else find(_own_row(policy(name, quality)), sweep)
+
+
 def find(row: Row, scored: Mapping[str, Scored]) -> Scored:
     """The policy whose row is this one, whatever its id. NotRun: none, or the sweep is not there."""
     if not scored:
@@ -86,16 +91,17 @@ def lossy_policies(quality: Mapping[str, Scored], sweep: Mapping[str, Scored]) -
     policies += [find(row, sweep) for row in GROUPS["threshold_sweep"].rows]
     ids: dict[tuple, set[str]] = {}
     for one in policies:
-        row = {key: _number(value) if key in NUMBERS else value for key, value in one.record["policy_row"].items()}
-        ids.setdefault(tuple(sorted((k, str(v)) for k, v in row.items() if k != "id")), set()).add(one.record["policy"])
+        row = tuple(sorted((key, str(value)) for key, value in _own_row(one).items()))
+        ids.setdefault(row, set()).add(one.record["policy"])
     return list(ids.values())
 
 
 def _holds(one: Scored, row: Row) -> bool:
-    own = one.record["policy_row"]
-    return all((_number(own.get(key)) if key in NUMBERS else own.get(key)) == value for key, value in row.items())
+    own = _own_row(one)
+    return all(own.get(key) == value for key, value in row.items())
 
 
-def _number(value: object) -> float | None:
-    """Records write infinity as a word."""
-    return None if value is None else float(value)
+def _own_row(one: Scored) -> Row:
+    """All but the id. Records write infinity as a word."""
+    row = one.record["policy_row"]
+    return {key: float(row[key]) if key in NUMBERS and row[key] is not None else row[key] for key in row if key != "id"}

@@ -18,6 +18,7 @@ from evals import ledger_correlations
 from evals.ledger_documents import cell, differences, first_and_later, masses, policy, refuse_inert, share
 from evals.ledger_engine import ENGINE, ENGINE_MEASURES
 from evals.ledger_evidence import Evidence
+from evals.ledger_groups import by_name
 from evals.ledger_quantities import NotRun, Quantity, Ratio, ratio, sign_change
 from evals.ledger_statistics import Counted, change_after
 from evals.ledger_times import by_text, token_time_change
@@ -43,28 +44,32 @@ def known_measures(part: Part) -> Collection[str]:
 
 # ---- losses ----------------------------------------------------------------------------------------------------------
 def _perplexity_change(part: Part, evidence: Evidence, slots: str, rules: Preregistration) -> Quantity:
+    one, other = _compared(part, evidence, slots)
     after = AFTER_CHANGE.search(part.within or "")
-    scored = _runs_of(part, evidence)
-    one, other = policy(part.of, scored), policy(str(part.against), scored)
-    _refuse_longer(part, one)
-    refuse_inert((one, other), slots, part.texts)
     if after:
         return change_after(first_and_later(one, other, slots, part.texts, int(after[1])))
     frame = differences(one, other, slots, part.texts).rename(columns={"delta_sum": "a", "tokens": "b"})
     return ratio(frame.assign(size=frame["b"]), "perplexity")
 
 
-def _runs_of(part: Part, evidence: Evidence) -> Mapping[str, Scored]:
-    """The runs that a part means by its policies: those of whole texts unless `within` names others. NotRun."""
-    if part.within is None:
-        return evidence.quality
-    if AFTER_CHANGE.search(part.within):
+def _compared(part: Part, evidence: Evidence, slots: str) -> tuple[Scored, Scored]:
+    """The two runs of a part: of whole texts, unless `within` names others. NotRun: missing, inert, another cut."""
+    names, within = (part.of, str(part.against)), part.within or ""
+    if not within:
+        one, other = (policy(name, evidence.quality) for name in names)
+    elif AFTER_CHANGE.search(within):
         if not evidence.sweep:
             raise NotRun("this run has no sweep, and so no stream with changes of topic")
-        return evidence.sweep
-    if part.within.startswith("documents cut to"):
-        return _experiment_b(evidence)
-    raise NotRun(f"no run has: {part.within}")
+        one, other = (by_name(name, evidence.quality, evidence.sweep) for name in names)
+    elif within.startswith("documents cut to"):
+        one, other = (policy(name, _experiment_b(evidence)) for name in names)
+    else:
+        raise NotRun(f"no run has: {within}")
+    cut, lengths = CUT.search(within), [n for text in part.texts for _, n in one.record["clusters"].get(text, ())]
+    if cut and max(lengths, default=0) > int(cut[1]):
+        raise NotRun(f"documents of {max(lengths)} tokens in this run, cut to {cut[1]} in the preregistration")
+    refuse_inert((one, other), slots, part.texts)
+    return one, other
 
 
 def _experiment_b(evidence: Evidence) -> Mapping[str, Scored]:
@@ -73,14 +78,6 @@ def _experiment_b(evidence: Evidence) -> Mapping[str, Scored]:
     if not evidence.pilot["go"]:
         raise NotRun(f"the pilot of experiment B stopped it: {evidence.pilot.get('reason', 'without a reason')}")
     return evidence.experiment_b
-
-
-def _refuse_longer(part: Part, scored: Scored) -> None:
-    """A run whose documents go on after the cut that the rule names is another run."""
-    cut = CUT.search(part.within or "")
-    longest = max(tokens for text in part.texts for _, tokens in scored.record["clusters"].get(text, [("", 0)]))
-    if cut and longest > int(cut[1]):
-        raise NotRun(f"documents of {longest} tokens in this run, cut to {cut[1]} in the preregistration")
 
 
 def _loss_per_substitution(part: Part, evidence: Evidence, slots: str, rules: Preregistration) -> Ratio:
@@ -106,11 +103,7 @@ def _share(counted: Callable[[dict], int]):
 
 
 def _mass_ratio(part: Part, evidence: Evidence, slots: str, rules: Preregistration) -> Ratio:
-    scored = _runs_of(part, evidence)
-    one, other = policy(part.of, scored), policy(str(part.against), scored)
-    _refuse_longer(part, one)
-    refuse_inert((one, other), slots, part.texts)
-    frame, against = (masses(arm, slots, part.texts) for arm in (one, other))
+    frame, against = (masses(arm, slots, part.texts) for arm in _compared(part, evidence, slots))
     if not frame[["document", "tokens"]].equals(against[["document", "tokens"]]):
         raise NotRun(f"{part.of} and {part.against} were scored on other documents")
     frame = frame.rename(columns={"mass_sum": "a"}).assign(b=against["mass_sum"], size=frame["tokens"])

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from engine.policies import COLUMNS
 from evals.ledger_evidence import AGREEMENT_NUMBERS, AGREEMENT_WORDS
 from evals.ledger_groups import GROUPS, Row
 from evals.preregistration import load
@@ -28,11 +29,13 @@ ARMS = [f"{arm}_{level}" for arm in ("few_heavy", "many_light") for level in ("l
 
 
 def name_of(row: Row) -> str:
-    """An id of its own for a row, that of the sheet where it has one."""
-    for name, (tau, beta) in NAMED.items():
-        if row["miss_rule"] == "threshold" and (row["tau"], row["beta"]) == (tau, beta):
-            return name
+    """Its id in the sweep."""
     return "_".join(str(row[key]) for key in ("miss_rule", "standin", "tau", "share", "beta"))
+
+
+def row_of(name: str) -> Row:
+    """A threshold of the sheet, which the sweep has under another id."""
+    return next(row for row in THRESHOLDS if (row["tau"], row["beta"]) == NAMED[name])
 
 
 def made(
@@ -83,7 +86,7 @@ def made(
 def as_json(row: Row, policy: str) -> dict:
     """A row of the sheet as a record holds it: infinity is a word."""
     words = {key: "inf" if isinstance(value, float) and math.isinf(value) else value for key, value in row.items()}
-    return {"id": policy, "miss_rule": "fetch"} | words
+    return dict.fromkeys(COLUMNS) | {"id": policy, "miss_rule": "fetch"} | words
 
 
 def sweep(loss_of: Callable[[float, int], float], noise: float = 1e-4) -> dict[str, Scored]:
@@ -99,9 +102,8 @@ def sweep(loss_of: Callable[[float, int], float], noise: float = 1e-4) -> dict[s
 
 def quality() -> dict[str, Scored]:
     """The lossy policies of the sheet that the sweep holds too, and the baseline."""
-    rows = {name_of(row): row for row in THRESHOLDS}
     found = {RULES.baseline: made(RULES.baseline, 0.0, 0.0)}
-    return found | {name: made(name, 0.1, 0.01, row=rows[name], noise=1e-3) for name in NAMED}
+    return found | {name: made(name, 0.1, 0.01, row=row_of(name), noise=1e-3) for name in NAMED}
 
 
 def experiment_b(heavy: float, light: float, mass: float = 1.0, noise: float = 1e-4) -> dict[str, Scored]:
@@ -133,5 +135,6 @@ def agreement(
 
 
 def lossy_masses() -> dict[str, float]:
-    """Mass by policy of the thresholds of the sweep."""
-    return {name_of(row): 0.02 + 0.01 * number for number, row in enumerate(THRESHOLDS)}
+    """Mass of the thresholds by id, that of the sheet where it has one: nothing is forced twice."""
+    ids = {name_of(row): name_of(row) for row in THRESHOLDS} | {name_of(row_of(name)): name for name in NAMED}
+    return {ids[name_of(row)]: 0.02 + 0.01 * number for number, row in enumerate(THRESHOLDS)}

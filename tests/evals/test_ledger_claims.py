@@ -23,6 +23,7 @@ from ledger_cases import (
     made,
     name_of,
     quality,
+    row_of,
     sweep,
 )
 
@@ -212,10 +213,10 @@ def test_documents_longer_than_the_cut_are_another_run():
 def test_the_gain_after_a_change_of_topic_is_compared_with_the_rest(later, word):
     """quality_first gains 0.01 nats in the first 128 tokens of a document, and `later` times that after them."""
     runs = sweep(line)
-    row = next(row for row in THRESHOLDS if name_of(row) == "rule_015")
-    runs["rule_015"] = made("rule_015", 0.1, 0.0, row=row)
-    runs["quality_first"] = made("quality_first", 0.1, -0.01, row=row, later=later, noise=1e-4)
-    one = verdicts("P1.6", Evidence(sweep=runs))["quality_first_after_topic_change"]
+    one, other = (name_of(row_of(name)) for name in ("quality_first", "rule_015"))
+    runs[other] = made(other, 0.1, 0.0, row=row_of("rule_015"))
+    runs[one] = made(one, 0.1, -0.01, row=row_of("quality_first"), later=later, noise=1e-4)
+    one = verdicts("P1.6", Evidence(quality=quality(), sweep=runs))["quality_first_after_topic_change"]
     assert one.verdict == one.direction == word
     assert one.finding.interval.estimate == pytest.approx(100 * math.expm1(-0.01 * (1 - later)), rel=0.2)
     assert one.finding.quantity.tokens == len(TOPICS) * 8 * 160
@@ -223,11 +224,10 @@ def test_the_gain_after_a_change_of_topic_is_compared_with_the_rest(later, word)
 
 def test_the_difference_of_the_two_means_is_the_plain_one():
     runs = sweep(line, noise=0.01)
-    quantity = verdicts("P1.6", Evidence(sweep=runs))["speed_first_after_topic_change"].finding.quantity
-    delta = np.concatenate([
-        (runs["speed_first"].losses[key] - runs["first_choice"].losses[key]).reshape(-1, 160)
-        for key in runs["speed_first"].losses
-    ])  # fmt: skip
+    found = verdicts("P1.6", Evidence(quality=quality(), sweep=runs))
+    quantity = found["speed_first_after_topic_change"].finding.quantity
+    one, other = (runs[name_of(row_of(name))].losses for name in ("speed_first", "first_choice"))
+    delta = np.concatenate([(one[key] - other[key]).reshape(-1, 160) for key in one])
     plain = delta[:, :128].mean() - delta[:, 128:].mean()
     assert quantity.interval(replicates=99).estimate == pytest.approx(100 * math.expm1(plain))
     values, _ = quantity.running(0)
@@ -243,8 +243,15 @@ def test_without_the_stream_what_is_after_a_change_is_not_run():
 def test_documents_that_end_with_their_first_tokens_have_no_rest():
     runs = sweep(line)
     for name in ("rule_015", "quality_first"):
-        runs[name] = made(name, 0.1, 0.01, tokens=128)
+        runs[name] = made(name, 0.1, 0.01, tokens=128)  # the sheet's own id is as good
     assert "goes on" in verdicts("P1.6", Evidence(sweep=runs))["quality_first_after_topic_change"].reason
+
+
+def test_a_policy_that_the_sweep_has_not_is_not_run():
+    runs = sweep(line)
+    del runs[name_of(row_of("rule_015"))]
+    one = verdicts("P1.6", Evidence(quality=quality(), sweep=runs))["quality_first_after_topic_change"]
+    assert one.reason.startswith("the sweep has no policy of miss_rule threshold") and "tau 0.15" in one.reason
 
 
 # ---- agreement -------------------------------------------------------------------------------------------------------
@@ -304,7 +311,7 @@ def test_one_policy_under_two_names_counts_once():
     other = {**runs["rule_015"].record, "policy": "another", "policy_row": {**runs["rule_015"].record["policy_row"]}}
     other["policy_row"]["id"] = "another"
     ids = lossy_policies(runs | {"another": replace(runs["rule_015"], record=other)}, sweep(line))
-    assert len(ids) == 24 and {"rule_015", "another"} in ids
+    assert len(ids) == 24 and {"rule_015", "another", name_of(row_of("rule_015"))} in ids
 
 
 # ---- sign changes ----------------------------------------------------------------------------------------------------
