@@ -1,4 +1,4 @@
-"""The baseline's continuation forced upon every policy: as if read anew each time, and exact where nothing is missed."""
+"""The baseline's continuation forced upon every policy: as if each read the prompt, and exact where none is missed."""
 
 from __future__ import annotations
 
