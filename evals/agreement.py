@@ -36,7 +36,7 @@ from engine.residency import Demand
 from engine.trace import Recorder, RouterTrace
 from evals.quality import CELL_FAILURES
 
-NOTHING = {"events": 0, "substituted_mass": 0.0, "substitutions": 0, "first_choices_changed": 0}
+NOTHING = {"events": 0, "substituted_mass": 0.0, "substitutions": 0, "drops": 0, "first_choices_changed": 0}
 
 
 class _Reader(Recorder, PhasedHandler):

@@ -15,6 +15,7 @@ from evals.checked_tables import read_words, refuse, to_flags, to_numbers
 from evals.figures import COLOURS
 
 NOT_RUN = "not run"  # opens the status of what was not asked
+NO_EFFECT = "lossy without effect"  # a note: a lossy policy that replaced nothing
 STATUSES = ("ok", "failed", "absent")
 POLICY = ("miss_rule", "eviction", "standin", "beta", "bundle")
 TASK_COLUMNS = ("model", "policy", "task", "text", "metric", "unit", "value", "n", "low", "high", "interval", "level")
@@ -22,7 +23,7 @@ TASK_COLUMNS += ("status", "reason", "note", "slots", "slots_percent", "slots_co
 AGREEMENT_COUNTS = ("positions", "agreed", "common_prefix", "events", "substituted_mass", "substitutions")
 AGREEMENT_COUNTS += ("first_choices_changed",)
 AGREEMENT_COLUMNS = ("model", "policy", "task", "text", "problem", "status", "reason", *AGREEMENT_COUNTS)
-AGREEMENT_COLUMNS += ("slots", "slots_percent", "rehearsal", *POLICY)
+AGREEMENT_COLUMNS += ("slots", "slots_percent", "rehearsal", "drops", *POLICY)
 
 
 def read_tasks(path: str | Path) -> pd.DataFrame:
@@ -45,7 +46,7 @@ def read_agreement(path: str | Path) -> pd.DataFrame:
     refuse(path, table, ~table["status"].isin(STATUSES), "status", f"one of {', '.join(STATUSES)}")
     refuse(path, table, table.duplicated(["model", "policy", "task", "problem"]), "problem", "one row a problem")
     _policies(path, table)
-    for name in AGREEMENT_COUNTS:
+    for name in (*AGREEMENT_COUNTS, "drops"):
         to_numbers(path, table, name, needed=table["status"] == "ok", low=0.0)
     for name in ("agreed", "common_prefix"):
         refuse(path, table, table[name] > table["positions"], name, "at most the positions")

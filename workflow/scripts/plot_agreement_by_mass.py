@@ -11,10 +11,10 @@ from matplotlib.lines import Line2D
 
 from engine.policies import BASELINE
 from evals.figures import COLOURS, MARKERS, Look, figure_main, frame, label_ends, model_title, slots_title
-from evals.task_tables import read_tasks
+from evals.task_tables import NO_EFFECT, read_tasks
 
 MASS, AGREEMENT = "forced_mass", "forced_agreement"
-RANDOM = "X"  # marker of policies whose stand-ins are drawn
+RANDOM = "^"  # marker of policies whose stand-ins are drawn
 NAMES = ["model", "task", "text", "policy", "miss_rule", "standin", "beta", "bundle", "slots", "slots_percent"]
 NAMES += ["rehearsal"]
 POINT = {"value": "forced_agreement_percent", "low": "percent_low", "high": "percent_high", "n": "problems"}
@@ -24,16 +24,18 @@ def points_of(table: pd.DataFrame) -> pd.DataFrame:
     """A row a (model, task, policy): mass, agreement in percent and its interval."""
     ok = table[(table["status"] == "ok") & (table["policy"] != BASELINE)]
     mass = ok[ok["metric"] == MASS].set_index(["model", "task", "policy"])["value"].rename("substituted_mass")
-    points = ok[ok["metric"] == AGREEMENT].join(mass, on=["model", "task", "policy"]).rename(columns=POINT)
+    points = ok[ok["metric"] == AGREEMENT].assign(lossy_without_effect=lambda rows: rows["note"] == NO_EFFECT)
+    points = points.join(mass, on=["model", "task", "policy"]).rename(columns=POINT)
     for name in ("forced_agreement_percent", "percent_low", "percent_high"):
         points[name] *= 100
-    return points[[*NAMES, "substituted_mass", *POINT.values()]].reset_index(drop=True)
+    return points[[*NAMES, "substituted_mass", *POINT.values(), "lossy_without_effect"]].reset_index(drop=True)
 
 
 def draw(table: pd.DataFrame):
     forced = table[(table["metric"] == AGREEMENT) & (table["policy"] != BASELINE)]
     points = points_of(table)
-    models, tasks = forced["model"].unique(), forced["task"].unique()
+    models = forced["model"].unique()
+    tasks = [task for task in forced["task"].unique() if task in set(points["task"])]
     rows, columns = max(1, len(tasks)), max(1, len(models))
     rules = [rule for rule in COLOURS if rule in set(points["miss_rule"])]
     handles = [Line2D([], [], color=COLOURS[rule], linewidth=3, label=rule) for rule in rules]
@@ -67,13 +69,17 @@ def draw_panel(ax, points: pd.DataFrame) -> None:
     ends = []
     for row in points.sort_values("bundle", kind="stable").to_dict("records"):
         marker = RANDOM if row["standin"] == "random" else MARKERS["emulator"]
+        marker = "x" if row["lossy_without_effect"] else marker
         look = Look(COLOURS[row["miss_rule"]], marker, "-")
         x, y = row["substituted_mass"], row["forced_agreement_percent"]
         if row["bundle"]:
             ax.plot([x, x], [row["percent_low"], row["percent_high"]], color=look.colour, linewidth=0.9)
             ends.append((x, y, row["policy"], look))
-        size, edge = (36, "#000000") if row["bundle"] else (20 if marker == RANDOM else 12, "none")
-        ax.scatter(x, y, s=size, color=look.colour, marker=marker, edgecolors=edge, linewidths=0.6, zorder=3)
+        edge = {"edgecolors": "#000000" if row["bundle"] else "none"} if marker != "x" else {}
+        size = 36 if row["bundle"] else 20 if marker == RANDOM else 12
+        ax.scatter(x, y, s=size, color=look.colour, marker=marker, linewidths=0.6, zorder=3, **edge)
+    ax.set_xlim(left=0)
+    ax.set_ylim(top=min(101, ax.get_ylim()[1]))
     label_ends(ax, ends)
 
 
@@ -89,7 +95,7 @@ def caption(forced: pd.DataFrame, points: pd.DataFrame) -> str:
     levels = forced["level"].dropna()
     parts.append(
         "Instrument: emulator. Every problem from the warm start, its prompt exact; the first token of a continuation "
-        "is said by the prompt and left out. Bars"
+        "is said by the prompt and left out. A cross marks a lossy policy that replaced nothing. Bars"
         + (f": {levels.iloc[0]:.0%} interval over problems." if len(levels) else " without an interval.")
     )
     lost = forced[forced["status"] != "ok"].drop_duplicates(["model", "task", "policy"])

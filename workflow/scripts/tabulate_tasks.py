@@ -19,7 +19,7 @@ from engine.policies import BASELINE, Policy, load_policies
 from evals.records import is_rehearsal
 from evals.stats import paired_difference
 from evals.task_sheet import load_tasks
-from evals.task_tables import AGREEMENT_COLUMNS, TASK_COLUMNS
+from evals.task_tables import AGREEMENT_COLUMNS, NO_EFFECT, NOT_RUN, TASK_COLUMNS
 
 NEAR_ZERO = 0.05  # a share of problems solved that leaves nothing to lose
 WILSON, BOOTSTRAP = "Wilson over problems", "studentised bootstrap over problems"
@@ -109,7 +109,7 @@ def written(record: dict, metrics: tuple[str, ...], baseline: dict, level: float
     yield number("tokens_per_s", record["tokens_per_s"], len(problems), "tokens a second") | {"note": emulator}
     if record["decisions"] is not None:
         mass = number("substituted_mass", record["decisions"]["substituted_mass"], len(problems), "share")
-        yield mass | {"note": "lossy without effect" if record["lossy_without_effect"] else ""}
+        yield mass | {"note": NO_EFFECT if record["lossy_without_effect"] else ""}
 
 
 def share(name: str, hits: list[float], level: float) -> dict:
@@ -139,8 +139,12 @@ def same_answers(problems: list[dict], baseline: dict, level: float) -> dict:
     answers = {problem["problem"]: problem["answer"] for problem in baseline.get("problems", ())}
     same = [p["answer"] == answers[p["problem"]] for p in problems if answers.get(p["problem"]) is not None]
     if not same:
-        reason = "the baseline states no answer"
-        return {"metric": "same_answer", "unit": "share", "n": 0, "status": "failed", "reason": reason}
+        return {
+            "metric": "same_answer",
+            "unit": "share",
+            "n": 0,
+            "status": f"{NOT_RUN} (the baseline states no answer)",
+        }
     return share("same_answer", same, level) | {"note": "of the problems to which the baseline states an answer"}
 
 
@@ -163,9 +167,11 @@ def agreed(part: pd.DataFrame, options: dict) -> Iterator[dict]:
         return
     asked = part[part["positions"] > 0]
     if asked.empty:
-        lost = {"n": len(part), "status": "failed", "reason": "the baseline says one token to every problem"}
+        lost = {"n": len(part), "status": f"{NOT_RUN} (the baseline says one token to every problem)"}
         yield from ({"metric": name, "unit": unit, **lost} for name, unit in names.items())
         return
+    changed = asked["substitutions"].sum() + asked["drops"].sum()
+    note = NO_EFFECT if part["policy"].iloc[0] != BASELINE and not changed else ""
     for name, column, weight in (
         ("forced_agreement", "agreed", asked["positions"]),
         ("forced_prefix", "common_prefix", asked["positions"] ** 0),
@@ -173,7 +179,14 @@ def agreed(part: pd.DataFrame, options: dict) -> Iterator[dict]:
     ):
         sums = asked[column] * weight if name == "forced_mass" else asked[column]
         found = paired_difference(sums, weight, **options)
-        row = {"metric": name, "unit": names[name], "value": found.estimate, "n": len(asked), "status": "ok"}
+        row = {
+            "metric": name,
+            "unit": names[name],
+            "value": found.estimate,
+            "n": len(asked),
+            "status": "ok",
+            "note": note,
+        }
         if found.low is not None:
             top = 1.0 if names[name] == "share" else float("inf")
             row |= {"low": max(found.low, 0.0), "high": min(found.high, top), "interval": BOOTSTRAP}
