@@ -68,7 +68,7 @@ def text_by_text(
 ) -> Callable[[Text, int], tuple[np.ndarray, DecisionLog]]:
     """One run of the stream at every slot budget, as `evals.quality.cells` asks for it, a text at a time.
 
-    run(stream, slots): its losses and decisions. What it raises is raised for every text.
+    run(stream, slots): its losses and decisions. What it raises is raised for every text; its time is the first one's.
     """
     stream, owner = joined(texts)
     numbers = {text.id: number for number, text in enumerate(texts)}

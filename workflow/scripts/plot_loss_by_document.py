@@ -15,7 +15,10 @@ from evals.figures import COLOURS, LOSS_LABEL, MARKERS, REHEARSAL, Look, figure_
 BUNDLES = ("rule_015", "first_choice")
 WORDS = ("model", "policy", "miss_rule", "instrument", "slots", "text", "topic", "document")
 NUMBERS = ("slots_percent", "tokens", "substituted_mass", "delta_percent")
-NOTE = "A document has one loss and so no interval; the correlations of P1.3 have one, in the ledger."
+NOTE = (
+    "Every panel has scales of its own: the question is asked within a text. A document has one loss and so no "
+    "interval; the correlations of P1.3 have one, in the ledger."
+)
 
 
 def read_points(path: str) -> pd.DataFrame:
@@ -43,7 +46,7 @@ def draw(table: pd.DataFrame):
         width=max(8.0, 1.2 + 2.9 * len(texts)),
         height=1.8 + 2.3 * max(1, len(rows)),
     )
-    panels = figure.subplots(max(1, len(rows)), max(1, len(texts)), squeeze=False, sharex="row", sharey="row")
+    panels = figure.subplots(max(1, len(rows)), max(1, len(texts)), squeeze=False)
     for axes, (model, policy) in zip(panels, rows, strict=False):
         for ax, text in zip(axes, texts, strict=True):
             own = table[(table["model"] == model) & (table["policy"] == policy) & (table["text"] == text)]

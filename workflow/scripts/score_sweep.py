@@ -75,7 +75,8 @@ def main() -> None:
                 expert_bytes=expert_bytes(attachment),
                 losses=losses,
             )
-            write_json(a.out / f"{policy.id}.json", record)
+            order = {"order": "documents of the texts in turn", "first_tokens": a.tokens}
+            write_json(a.out / f"{policy.id}.json", record | order)
 
 
 def score(policy, texts, slot_percents, experts, run) -> tuple[list[dict], dict[str, np.ndarray]]:
