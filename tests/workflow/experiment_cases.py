@@ -27,7 +27,12 @@ def made_up(path: Path) -> Path:
             row |= {"delta_percent_low": loss - 0.3, "delta_percent_high": loss + 0.3, "detectable_percent": 0.4}
             row |= {"standin_rank": 20 if name == "random" else 3, "difference_over_missing": 1.2 + 5 * mass}
             if rule == "few_heavy":
-                row |= {"mass_ratio": 1.0, "light_percent": 0.7 * loss, "light_percent_low": 0.5 * loss, "light_percent_high": loss}
+                row |= {
+                    "mass_ratio": 1.0,
+                    "light_percent": 0.7 * loss,
+                    "light_percent_low": 0.5 * loss,
+                    "light_percent_high": loss,
+                }
             rows.append(row | {"level_of_interval": 0.95})
     pd.DataFrame(rows).to_csv(path, index=False)
     return path
