@@ -149,10 +149,10 @@ FAULTS: dict[str, Fault] = {
         "if heaviest == 0:",
         GOLDEN + "test_golden_few_heavy_waits_until_the_account_pays_for_the_heaviest",
     ),
-    "first_choice_taken_for_light": Fault(
+    "heavy_taken_for_light": Fault(
         DECISION,
-        "for k in range(kind.size - 1, 0, -1):",
-        "for k in range(kind.size - 1, -1, -1):",
+        "kind[k] == FETCH and g[k] < rule.tau and",
+        "kind[k] == FETCH and",
         LAWS + "test_law_heavy_and_light_keep_to_their_side_of_tau_and_off_the_first_choice"
         "[warm-many_light_next_best_frozen]",
     ),

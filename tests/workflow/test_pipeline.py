@@ -438,6 +438,21 @@ def test_the_sweep_is_one_job_a_model_and_a_changed_row_of_the_sheet_runs_it_aga
     assert changed["plot_figure"] == {f"results/plots/local/{figure}.svg" for figure in OF_SWEEP}
 
 
+# ---- experiment B ----------------------------------------------------------------------------------------------------
+def test_experiment_b_is_one_job_a_model_and_says_why_it_stopped(story):
+    """Few and short documents: its arms run in test_run_experiment_b.py."""
+    assert len([line for line in story.started["partial"] if "run_experiment_b.py" in line]) == 1
+    folder = story.whole / "experiment_b" / "tiny"
+    pilot = json.loads((folder / "pilot.json").read_text(encoding="utf-8"))
+    assert not pilot["go"] and pilot["slots_count"] == 8 and pilot["test_documents"] == 10
+    assert {path.name for path in folder.iterdir()} <= {"pilot.json", ".snakemake_timestamp"}
+    table = pd.read_csv(story.whole / "tables" / "local" / "experiment_b.csv")
+    assert len(table) == 8 and (table["status"] == "not run").all() and set(table["reason"]) == {pilot["reason"]}
+    index = (story.whole / "all").read_text(encoding="utf-8")
+    assert f"- tiny: not run: {pilot['reason']}" in index.splitlines()
+    assert "The pilot of experiment B on tiny." in index
+
+
 # ---- what runs again -------------------------------------------------------------------------------------------------
 def test_a_second_call_has_nothing_to_do(story):
     assert "Nothing to be done" in story.second.out + story.second.err
