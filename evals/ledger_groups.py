@@ -13,6 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from engine.policies import BUNDLES
 from evals.ledger_documents import cell, policy, refuse_inert
 from evals.ledger_quantities import NotRun
 from evals.records import Scored
@@ -85,8 +86,10 @@ def find(row: Row, scored: Mapping[str, Scored]) -> Scored:
 def lossy_policies(quality: Mapping[str, Scored], sweep: Mapping[str, Scored]) -> list[set[str]]:
     """All lossy policies of the sheet and the sweep of P1.2, each with its ids: two sheets may name one policy.
 
-    NotRun: a row of the sweep is missing.
+    NotRun: a bundle, or a row of the sweep, is missing.
     """
+    for name in BUNDLES:
+        policy(name, quality)
     policies = [one for one in quality.values() if one.record["policy_row"]["miss_rule"] != "fetch"]
     policies += [find(row, sweep) for row in GROUPS["threshold_sweep"].rows]
     ids: dict[tuple, set[str]] = {}

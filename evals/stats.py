@@ -7,6 +7,7 @@ the document is the sampling unit: documents are drawn again, whole, within topi
 Assumed: documents are independent given their topic, and stand for more documents like them. Where residency
 is carried from one document to the next (`stream`) that is an approximation. Where a few documents out of
 some twenty carry nearly all of the difference (log-normal document effects) the interval covers 92, not 95 %.
+At our own number of documents: docs/statistics.md.
 
     delta = paired_losses(loss, baseline_loss)  # of one text
     interval = paired_texts([(delta, document_ids, topic), ...])  # nats a token

@@ -5,7 +5,7 @@ effects of their own (normal, Student t with 3 degrees of freedom, exponential o
 those of the published run, and its four topics differ. Nothing of a real loss goes in, only the sizes. What is
 printed stands in docs/statistics.md.
 
-    python -m tests.interval_coverage --sets 2000                     # some ten minutes; --only mean, policies, ...
+    PYTHONPATH=. python -m tests.interval_coverage --sets 1000 --replicates 999     # ten minutes; --only mean, ...
 """
 
 from __future__ import annotations
@@ -90,11 +90,12 @@ def policies(
     if ranks:
         kind, draw, back = spearman_over_policies, quantiles, lambda rho: rho
     size = np.repeat(tokens[:, None], number, axis=1).astype(float)
+    spread = size * np.sqrt(variance_of_mean(tokens))[:, None]  # of the sum of an AR(1), drawn as its normal limit
     for _ in range(sets):
         factor, heavy = (np.exp(s * rng.normal(size=(len(tokens), 1)) - s * s / 2) for s in (0.5, 0.3))
         x = mass * hard * heavy * (1 + 0.1 * rng.normal(size=size.shape))
         y = loss * hard * factor + own * loss.mean() * EFFECTS[effect](rng, size.shape)
-        sums = y * size + 0.3 * ar_sums(rng, tokens) * loss / loss.mean() + 0.1 * ar_sums(rng, tokens, number)
+        sums = y * size + 0.3 * ar_sums(rng, tokens) * loss / loss.mean() + 0.1 * rng.normal(size=size.shape) * spread
         drawn = draw(kind(Sums(x * size, size), Sums(sums, size)), topic, replicates=replicates)
         yield truth, tuple(back(np.array(drawn.ends(0.95))))
 

