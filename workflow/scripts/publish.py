@@ -107,6 +107,7 @@ def replace_folder(folder: Path, files: dict[str, Path]) -> None:
     """The folder holds these files and no other; it is replaced whole."""
     fresh = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     try:
+        fresh.mkdir(parents=True, exist_ok=True)
         for name, source in sorted(files.items()):
             (fresh / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source, fresh / name)
