@@ -321,7 +321,7 @@ class Scratch:
     def run(self, *command: str, fault: dict | None = None) -> Ended:
         """A command in the scratch folder, to its end."""
         environment = self.environment | ({"FAULT": json.dumps(fault)} if fault else {})
-        run = subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=300)
+        run = subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=900)
         return Ended(run.returncode, run.stdout, run.stderr)
 
     def snakemake(self, *arguments: str, fault: dict | None = None) -> Ended:
