@@ -104,7 +104,8 @@ def test_snakemake_refuses_before_the_first_job(scratch, case):
 
 def test_slot_budgets_of_a_second_configuration_were_added_to_the_first(scratch):
     small = scratch.path("config/second.yaml")
-    small.write_text("slots:\n  s33: 33.333333\nsweep:\n  slots: s33\nexperiment_b:\n  slots: s33\n", encoding="utf-8")
+    others = "".join(f"{key}:\n  slots: s33\n" for key in ("sweep", "experiment_b", "tasks"))
+    small.write_text(f"slots:\n  s33: 33.333333\n{others}", encoding="utf-8")
     ended = scratch.made("results/all", "--configfile", "config/second.yaml", "-n", "-p")
     commands = [
         line for line in (ended.out + ended.err).splitlines() if "score_policy.py" in line and "--slots" in line
