@@ -138,7 +138,7 @@ def look_at_row(browser: Browser, row: str) -> str:
         browser.wait(f"[...document.images].some({shown})")
     else:
         name = path.removeprefix("results/pages/").removesuffix(".html")
-        browser.wait(f"document.title == '{name}' && document.body.innerText.length > 20", frame=1)
+        browser.wait(f"document.title == '{name}' && document.body.innerText.length > 5", frame=1)
         links = "[...document.querySelectorAll('a[href^=\"#\"]')]"
         assert browser.evaluate(f"{links}.every(a => document.getElementById(a.hash.slice(1)))", frame=1)
         assert (browser.evaluate(f"{links}.length", frame=1) > 0) == (name == "claims.md")
