@@ -36,8 +36,8 @@ COLUMNS = [*WORDS[:-1], *NUMBERS, "rehearsal"]
 NOTE = (
     "Residents are frozen, every other miss is computed where it lies, the first choice always runs. Every event pays "
     "the level into an account of its layer, from which few_heavy pays for misses of at least the mean weight, "
-    "heaviest first, many_light for lighter ones, lightest first. Place and difference: means over the substitutions "
-    "of every 8th token. Filled marker: measured by the emulator; no host is timed."
+    "heaviest first, many_light for lighter ones, lightest first. Place and difference: means over a sample of the "
+    "substitutions. Filled marker: measured by the emulator; no host is timed."
 )
 
 
