@@ -14,6 +14,7 @@ from dataclasses import replace
 
 import pandas as pd
 
+from engine.policies import PAYING
 from evals import ledger_correlations
 from evals.ledger_documents import cell, differences, first_and_later, masses, policy, refuse_inert, share
 from evals.ledger_engine import ENGINE, ENGINE_MEASURES
@@ -48,6 +49,8 @@ def _perplexity_change(part: Part, evidence: Evidence, slots: str, rules: Prereg
     after = AFTER_CHANGE.search(part.within or "")
     if after:
         return change_after(first_and_later(one, other, slots, part.texts, int(after[1])))
+    if part.role == "secondary" and {arm.record["policy_row"]["miss_rule"] for arm in (one, other)} == set(PAYING):
+        _refuse_unequal_masses(one, other, slots, rules)
     frame = differences(one, other, slots, part.texts).rename(columns={"delta_sum": "a", "tokens": "b"})
     return ratio(frame.assign(size=frame["b"]), "perplexity")
 
@@ -70,6 +73,14 @@ def _compared(part: Part, evidence: Evidence, slots: str) -> tuple[Scored, Score
         raise NotRun(f"documents of {max(lengths)} tokens in this run, cut to {cut[1]} in the preregistration")
     refuse_inert((one, other), slots, part.texts)
     return one, other
+
+
+def _refuse_unequal_masses(one: Scored, other: Scored, slots: str, rules: Preregistration) -> None:
+    """What the condition `equal_mass` is for the primary comparison of experiment B, for the secondary ones."""
+    (equal,) = (part for part in rules.rows["P1.5"].parts if part.role == "condition")
+    heavy, light = (masses(arm, slots, rules.texts)["mass_sum"].sum() for arm in (one, other))
+    if not equal.low <= heavy / light <= equal.high:
+        raise NotRun(f"realised masses are {heavy / light:.3f} to 1, beyond {equal.low:g} to {equal.high:g}")
 
 
 def _experiment_b(evidence: Evidence) -> Mapping[str, Scored]:

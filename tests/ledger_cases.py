@@ -114,7 +114,7 @@ def experiment_b(heavy: float, light: float, mass: float = 1.0, noise: float = 1
     for arm in ARMS:
         kind, _, level = arm.rpartition("_")
         loss, share = (heavy, mass) if kind == "few_heavy" else (light, 1.0)
-        found[arm] = made(arm, 0.05 * share * sizes[level], loss * sizes[level], noise=noise)
+        found[arm] = made(arm, 0.05 * share * sizes[level], loss * sizes[level], row={"miss_rule": kind}, noise=noise)
     return found
 
 

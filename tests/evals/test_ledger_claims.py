@@ -192,6 +192,12 @@ def test_without_equal_mass_p1_5_is_inconclusive():
     found = verdicts("P1.5", Evidence(experiment_b=experiment_b(0.02, 0.01, mass=1.2), pilot=GO))
     assert found["heavy_against_light"].verdict == SUPPORTED and found["equal_mass"].verdict == REFUTED
     assert conclude(list(found.values())) == (OPEN, "condition equal_mass does not hold")
+    for part in ("heavy_against_light_low", "heavy_against_light_high", "weight_at_equal_rank"):
+        assert (found[part].verdict, found[part].reason) == (
+            NOT_RUN,
+            "realised masses are 1.200 to 1, beyond 0.95 to 1.05",
+        )
+    assert found["rank_at_equal_weight_heavy"].verdict != NOT_RUN  # one arm with other stand-ins
 
 
 def test_where_the_pilot_stops_p1_5_says_why():
@@ -265,7 +271,7 @@ def test_agreement_that_falls_with_mass_supports_gsm8k():
     assert one.verdict == one.direction == SUPPORTED and one.finding.interval.high < -0.5
     assert one.finding.quantity.units == "problems" and one.finding.quantity.beside["policies"] == 25
     assert found["humaneval"].reason == "this run has no forced agreement on humaneval"
-    assert found["gsm8k_answers"].verdict == NOT_RUN and "final answer" in found["gsm8k_answers"].reason
+    assert found["gsm8k_answers"].verdict == NOT_RUN and "few policies write answers" in found["gsm8k_answers"].reason
 
 
 def test_the_same_fall_refutes_humaneval():
