@@ -16,6 +16,7 @@ stand-in: between them weight differs and rank does not, between a random arm an
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -29,6 +30,7 @@ from engine.files import write_text
 from engine.policies import COLUMNS, PAYING, STILL, Policy, as_row, parse_row
 from engine.residency import Demand, Residency
 from evals.bootstrap import POWER, NoSpread, studentise
+from evals.parallel import ahead
 from evals.quality import CELL_FAILURES, Routing, Text, emulate, mass_by_token, paired_interval, record_routing
 from evals.stats import Interval, percent_change
 
@@ -102,12 +104,14 @@ def pilot(
     test: Sequence[Text],
     comparisons: int,
     statistics: Mapping[str, float | int],
+    processes: int = 1,
     **options,
 ) -> dict:
     """The levels, what the arms realise there, and whether the test would decide: `go`, or a `reason`.
 
     texts: of role calibration; test: the texts that the arms will be scored on, of which the number of documents alone
-    is read; comparisons: of the Holm family that the test is in. options: context, bos, progress of `emulate`.
+    is read; comparisons: of the Holm family that the test is in; processes: of one thread each.
+    options: context, bos, progress of `emulate`.
     """
     tau = 1.0 / attachment.top_k
     found = {"status": "ok", "go": False, "reason": None, "tau": tau}
@@ -122,11 +126,11 @@ def pilot(
             resident = f"{slots} of {attachment.experts} experts resident"
             return found | {"reason": f"{poorer} could substitute nothing with {resident}"}
         found |= {"levels": {name: float(f"{share * offered[poorer]:.6g}") for name, share in SHARES.items()}}
-        runs = {
-            policy.id: _run(model, attachment, policy, texts, slots=slots, demand=demand, **options)
-            for policy in arms(found["levels"], tau)
-            if policy.standin != "random"
-        }
+        tried = [policy for policy in arms(found["levels"], tau) if policy.standin != "random"]
+        start = {"slots": slots, "demand": demand}
+        work = [functools.partial(_run, model, attachment, policy, texts, **start, **options) for policy in tried]
+        with ahead(work, processes) as results:
+            runs = {policy.id: result() for policy, result in zip(tried, results, strict=True)}
     except CELL_FAILURES as exc:
         reason = f"the pilot failed: {type(exc).__name__}: {' '.join(str(exc).split())}"
         return found | {"status": "failed", "reason": reason}

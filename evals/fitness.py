@@ -17,12 +17,14 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
 from engine.log import DecisionLog, count
 from engine.policies import BASELINE, STANDIN_WEIGHTS, Policy
 from engine.residency import Demand, slots_from_percent
+from evals.parallel import ahead
 from evals.quality import (
     Text,
     emulate,
@@ -45,14 +47,24 @@ def paired(texts: Sequence[Text], losses: dict[str, np.ndarray], baseline: dict[
     return paired_interval((text.topic, text.clusters, losses[text.id], baseline[text.id]) for text in texts)
 
 
-def gate(model, attachment, policies: dict[str, Policy], texts: Sequence[Text], demand: Demand, **options) -> dict:
+def gate(
+    model,
+    attachment,
+    policies: dict[str, Policy],
+    texts: Sequence[Text],
+    demand: Demand,
+    *,
+    processes: int = 1,
+    **options,
+) -> dict:
     """Run the gate; returns its record: checks (name, value, wanted, passed), fit, and what is for information.
 
     policies: those of engine.policies.BUNDLES that the sheet has, the baseline among them.
-    options: context, bos, progress of evals.quality.emulate.
+    processes: of one thread each. options: context, bos, progress of evals.quality.emulate.
     """
     slots = max(slots_from_percent(attachment.experts, SLOTS_PERCENT), attachment.top_k)
-    exact = {text.id: record_routing(model, attachment, text, **options) for text in texts}
+    with ahead([partial(record_routing, model, attachment, text, **options) for text in texts], processes) as results:
+        exact = {text.id: result() for text, result in zip(texts, results, strict=True)}
     baseline = {name: routing.losses for name, routing in exact.items()}
     tried = list(policies.values())
     if "substitute_all" in policies:
@@ -64,14 +76,18 @@ def gate(model, attachment, policies: dict[str, Policy], texts: Sequence[Text], 
         tried.append(dataclasses.replace(policies[ABLATED], id="other_weight", standin_weight=other))
     losses: dict[str, dict[str, np.ndarray]] = {}
     logs: dict[str, dict[str, DecisionLog]] = {}
-    for policy in tried:
-        losses[policy.id], logs[policy.id] = {}, {}
-        for text in texts:
-            if policy.lossless:
-                result = replay_cell(policy, exact[text.id], slots=slots, demand=demand)
-            else:
-                result = emulate(model, attachment, policy, text, slots=slots, demand=demand, delay=1, **options)
-            losses[policy.id][text.id], logs[policy.id][text.id] = result
+    start = {"slots": slots, "demand": demand}
+    pairs = list(itertools.product(tried, texts))
+    work = [
+        partial(replay_cell, policy, exact[text.id], **start)
+        if policy.lossless
+        else partial(emulate, model, attachment, policy, text, delay=1, **start, **options)
+        for policy, text in pairs
+    ]
+    with ahead(work, processes) as results:
+        for (policy, text), result in zip(pairs, results, strict=True):
+            loss, log = result()
+            losses.setdefault(policy.id, {})[text.id], logs.setdefault(policy.id, {})[text.id] = loss, log
     counts = [count(log) for log in logs[BASELINE].values()]
     miss_rate = 1 - sum(c["hits"] for c in counts) / sum(c["demands"] for c in counts)
     checks = [

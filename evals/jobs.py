@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import multiprocessing
 import os
 import platform
 import subprocess
@@ -141,22 +142,28 @@ def provenance(**facts: str | int) -> dict[str, str]:
 
 
 class Progress:
-    """One line on standard error at most every `every_s` seconds: done of total, rate, time left."""
+    """One line on standard error at most every `every_s` seconds: done of total, rate, time left.
+
+    Processes that are forked (evals/parallel.py) go on in the same count.
+    """
 
     def __init__(self, title: str, total: int, unit: str = "tokens", every_s: float = 4.0) -> None:
-        self.title, self.total, self.unit, self.done = title, total, unit, 0
-        self._every_s = every_s
-        self._started = self._told = time.perf_counter()
+        self.title, self.total, self.unit = title, total, unit
+        self._every_s, self._started = every_s, time.perf_counter()  # a clock that all processes share
+        self._done, self._told = multiprocessing.Value("q", 0), multiprocessing.Value("d", self._started)
 
     def advance(self, number: int = 1) -> None:
-        self.done += number
         now = time.perf_counter()
-        if now - self._told >= self._every_s or self.done >= self.total:
-            self._told = now
-            rate = self.done / max(now - self._started, 1e-9)
-            left = (self.total - self.done) / max(rate, 1e-9)
+        with self._done.get_lock():
+            self._done.value += number
+            done, tell = self._done.value, now - self._told.value >= self._every_s
+            if not tell and done < self.total:
+                return
+            self._told.value = now
+            rate = done / max(now - self._started, 1e-9)
+            left = (self.total - done) / max(rate, 1e-9)
             print(
-                f"{self.title}: {self.done:,} of {self.total:,} {self.unit}, {rate:,.0f} a second, {left:.0f} s left",
+                f"{self.title}: {done:,} of {self.total:,} {self.unit}, {rate:,.0f} a second, {left:.0f} s left",
                 file=sys.stderr,
                 flush=True,
             )

@@ -68,7 +68,7 @@ ENGINE = expand(
     "engine/{name}.py",
     name="decision emulator hook log phase policies residency trace trace_file trace_schema".split(),
 )
-EVALS = [f"evals/{name}.py" for name in ("jobs", "perplexity", "quality")]
+EVALS = [f"evals/{name}.py" for name in ("jobs", "parallel", "perplexity", "quality")]
 
 
 wildcard_constraints:

@@ -1,6 +1,7 @@
 """Calibrate a model: how often calibration text chooses each expert, which every policy's warm start is made of."""
 
 import argparse
+from functools import partial
 
 from engine.demand import save_demand
 from engine.errors import main_guard
@@ -8,6 +9,7 @@ from engine.files import write_json
 from engine.hook import attach
 from engine.residency import Demand
 from evals.jobs import Progress, load_model, load_texts, load_tokenizer, model_hash, provenance
+from evals.parallel import ahead
 from evals.perplexity import context_of
 from evals.quality import record_routing, router_statistics
 
@@ -26,13 +28,13 @@ def main() -> None:
     a = parser.parse_args()
     tokenizer, bos = load_tokenizer(a.model_dir, a.revision)
     texts = load_texts(a.texts, tokenizer, bos, a.documents)
-    model = load_model(a.model_dir, a.dtype, a.threads, a.revision)
+    model = load_model(a.model_dir, a.dtype, 1, a.revision)  # a thread; of such passes as many as there are cores
     progress = Progress("calibrate", sum(sum(t.scored) for t in texts))
     with attach(model) as attachment:
         context = context_of(model, a.context)
-        exact = [
-            record_routing(model, attachment, t, context=context, bos=bos, progress=progress.advance) for t in texts
-        ]
+        options = {"context": context, "bos": bos, "progress": progress.advance}
+        with ahead([partial(record_routing, model, attachment, text, **options) for text in texts], a.threads) as found:
+            exact = [result() for result in found]
         facts = provenance(model=model_hash(a.model_dir), score_rule=attachment.rule_name, context=context)
     demands = [routing.trace.demand() for routing in exact]
     demand = Demand(sum(d.counts for d in demands), sum(d.events for d in demands))

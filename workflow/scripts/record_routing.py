@@ -5,11 +5,13 @@ public: docs/router_traces.md.
 """
 
 import argparse
+from functools import partial
 from pathlib import Path
 
 from engine.errors import main_guard
 from engine.hook import attach
 from evals.jobs import Progress, expert_bytes, load_model, load_texts, load_tokenizer, model_hash, provenance
+from evals.parallel import ahead
 from evals.perplexity import context_of
 from evals.quality import record_trace
 
@@ -28,7 +30,7 @@ def main() -> None:
     a = parser.parse_args()
     tokenizer, bos = load_tokenizer(a.model_dir, a.revision)
     texts = load_texts(a.texts, tokenizer, bos, a.documents)
-    model = load_model(a.model_dir, a.dtype, a.threads, a.revision)
+    model = load_model(a.model_dir, a.dtype, 1, a.revision)  # a thread; of such passes as many as there are cores
     progress = Progress("record routing", sum(sum(t.scored) for t in texts))
     with attach(model) as attachment:
         context = context_of(model, a.context)
@@ -40,9 +42,15 @@ def main() -> None:
             context=context,
             expert_bytes=expert_bytes(attachment),
         )
-        for t in texts:
-            path = a.out / f"{t.id}.safetensors"
-            record_trace(model, attachment, t, path, facts, context=context, bos=bos, progress=progress.advance)
+        options = {"context": context, "bos": bos, "progress": progress.advance}
+        paths = [a.out / f"{text.id}.safetensors" for text in texts]
+        work = [
+            partial(record_trace, model, attachment, text, path, facts, **options)
+            for text, path in zip(texts, paths, strict=True)
+        ]
+        with ahead(work, a.threads) as results:
+            for written in results:
+                written()
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ An arm that fails keeps its reason, the rest goes on.
 """
 
 import argparse
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,7 @@ from engine.policies import Policy, load_policies
 from engine.residency import Demand, slots_from_percent
 from evals.experiment_b import arms, pilot, write_sheet
 from evals.jobs import Progress, expert_bytes, load_model, load_texts, load_tokenizer, model_hash, provenance
+from evals.parallel import ahead
 from evals.perplexity import context_of
 from evals.preregistration import Preregistration, load
 from evals.quality import Text, cells, open_recording, record_of, run_emulator
@@ -52,7 +54,7 @@ def main() -> None:
         )
         for text, short in zip(whole, texts, strict=True)
     }
-    model = load_model(a.model_dir, a.dtype, a.threads, a.revision)
+    model = load_model(a.model_dir, a.dtype, 1, a.revision)  # a thread; of such passes as many as there are cores
     context = context_of(model, a.context)
     with attach(model) as attachment:
         slots = slots_from_percent(attachment.experts, float(percent))
@@ -68,6 +70,7 @@ def main() -> None:
             test=texts,
             comparisons=comparisons(rules),
             statistics=rules.statistics,
+            processes=a.threads,
             context=context,
             bos=bos,
             progress=progress.advance,
@@ -83,25 +86,26 @@ def main() -> None:
         save(a.out / "exact.safetensors", exact)
         policies = load_policies(sheet)
         progress = Progress(f"experiment B, {a.model}", len(policies) * sum(sum(text.scored) for text in texts))
-        options = {"context": context, "bos": bos, "progress": progress.advance}
-        for policy in policies.values():
-            losses = a.out / f"{policy.id}.safetensors"
-            rows, arrays, seen = score(
-                model, attachment, policy, texts, {slots_id: float(percent)}, demand=demand, **options
-            )
-            save(losses, arrays)
-            record = record_of(
-                policy,
-                texts,
-                rows,
-                model=a.model,
-                delay=1,
-                provenance=facts,
-                experts=attachment.experts,
-                expert_bytes=expert_bytes(attachment),
-                losses=losses,
-            )
-            write_json(a.out / f"{policy.id}.json", record | {"mechanism": seen})
+        options = {"demand": demand, "context": context, "bos": bos, "progress": progress.advance}
+        percents = {slots_id: float(percent)}
+        work = [partial(score, model, attachment, one, texts, percents, **options) for one in policies.values()]
+        with ahead(work, a.threads) as results:
+            for policy, result in zip(policies.values(), results, strict=True):
+                rows, arrays, seen = result()
+                losses = a.out / f"{policy.id}.safetensors"
+                save(losses, arrays)
+                record = record_of(
+                    policy,
+                    texts,
+                    rows,
+                    model=a.model,
+                    delay=1,
+                    provenance=facts,
+                    experts=attachment.experts,
+                    expert_bytes=expert_bytes(attachment),
+                    losses=losses,
+                )
+                write_json(a.out / f"{policy.id}.json", record | {"mechanism": seen})
 
 
 def score(

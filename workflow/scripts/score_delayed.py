@@ -6,6 +6,7 @@ has the quality of a run whose loads are as late as its own.
 
 import argparse
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from engine.errors import main_guard
 from engine.files import atomic, write_json
 from engine.policies import find_policy, load_policies
 from evals.jobs import Progress, load_model, load_texts, load_tokenizer, model_hash, provenance
+from evals.parallel import ahead
 from evals.perplexity import context_of, finite
 from evals.quality import CELL_FAILURES, emulate
 from evals.records import load_arrays
@@ -46,21 +48,27 @@ def main() -> None:
         tokenizer, bos = load_tokenizer(a.model_dir, a.revision)
         texts = load_texts(a.texts, tokenizer, bos, a.documents)
         demand = load_demand(a.demand)
-        model = load_model(a.model_dir, a.dtype, a.threads, a.revision)
+        model = load_model(a.model_dir, a.dtype, 1, a.revision)  # a thread; of such passes as many as there are cores
         from engine.hook import attach
 
         progress = Progress(f"score {a.model} at the delays found", len(wanted) * sum(sum(t.scored) for t in texts))
         with attach(model) as attachment:
             options = {"context": context_of(model, a.context), "bos": bos, "progress": progress.advance}
-            for delay, name, slots_id, slots in wanted:
-                policy = find_policy(sheet, name)
-                for text in texts:
+            tried = [
+                (find_policy(sheet, name), slots_id, text, {"delay": delay, "slots": slots, "demand": demand})
+                for delay, name, slots_id, slots in wanted
+                for text in texts
+            ]
+            work = [
+                partial(losses_of, model, attachment, policy, text, **start, **options)
+                for policy, _, text, start in tried
+            ]
+            with ahead(work, a.threads) as results:
+                for (policy, slots_id, text, start), result in zip(tried, results, strict=True):
+                    delay, name = start["delay"], policy.id
                     cell = {"delay_tokens": delay, "policy": name, "slots": slots_id, "text": text.id, "status": "ok"}
                     try:
-                        loss, _ = emulate(
-                            model, attachment, policy, text, slots=slots, demand=demand, delay=delay, **options
-                        )
-                        arrays[f"{delay}/{name}/{slots_id}/{text.id}"] = finite(loss)
+                        arrays[f"{delay}/{name}/{slots_id}/{text.id}"] = finite(result())
                     except CELL_FAILURES as exc:
                         cell |= {"status": "failed", "reason": f"{type(exc).__name__}: {' '.join(str(exc).split())}"}
                     cells.append(cell)
@@ -68,6 +76,11 @@ def main() -> None:
         save_file(arrays or {"none": np.zeros(0, np.float32)}, temporary)
     facts = provenance(model=model_hash(a.model_dir), context=a.context, threads=a.threads, dtype=a.dtype)
     write_json(a.out, {"schema": "delayed-1", "model": a.model, "cells": cells, "provenance": facts})
+
+
+def losses_of(*run, **options) -> np.ndarray:
+    """Of one cell, without its decisions."""
+    return emulate(*run, **options)[0]
 
 
 def delays(path: str) -> set[tuple[int, str, str, int]]:

@@ -5,6 +5,7 @@ A policy that always fetches is replayed over the recorded traces, without the m
 
 import argparse
 import dataclasses
+import functools
 from pathlib import Path
 
 from safetensors.numpy import save_file
@@ -13,7 +14,9 @@ from engine.demand import demand_facts, load_demand
 from engine.errors import error, main_guard
 from engine.files import atomic, write_json
 from engine.policies import find_policy, load_policies
+from engine.residency import slots_from_percent
 from evals.jobs import Progress, load_model, load_texts, load_tokenizer, model_hash, provenance
+from evals.parallel import ahead
 from evals.perplexity import context_of
 from evals.quality import cells, emulate, load_routing, open_recording, record_of, replay_cell
 
@@ -92,26 +95,20 @@ def _emulate_all(a, policy, texts, slot_percents, demand, bos, keep):
     """All cells of a lossy policy: one model, one attachment."""
     from engine.hook import attach
 
-    model = load_model(a.model_dir, a.dtype, a.threads, a.revision)
+    model = load_model(a.model_dir, a.dtype, 1, a.revision)  # a thread; of such passes as many as there are cores
     context = context_of(model, a.context)
     progress = Progress(f"score {policy.id}", len(slot_percents) * sum(sum(t.scored) for t in texts))
     with attach(model) as attachment:
-
-        def run(text, slots):
-            return emulate(
-                model,
-                attachment,
-                policy,
-                text,
-                slots=slots,
-                demand=demand,
-                delay=a.delay,
-                context=context,
-                bos=bos,
-                progress=progress.advance,
-            )
-
-        rows = cells(policy, texts, slot_percents, experts=attachment.experts, run=run, keep=keep)
+        experts = attachment.experts
+        options = {"demand": demand, "delay": a.delay, "context": context, "bos": bos, "progress": progress.advance}
+        work = [
+            functools.partial(emulate, model, attachment, policy, text, slots=slots, **options)
+            for slots in (slots_from_percent(experts, percent) for percent in slot_percents.values())
+            for text in texts
+        ]
+        with ahead(work, a.threads) as results:
+            cell = iter(results)  # in the order in which `cells` asks
+            rows = cells(policy, texts, slot_percents, experts=experts, run=lambda *_: next(cell)(), keep=keep)
         return rows, attachment.rule_name, context
 
 

@@ -21,6 +21,7 @@ from engine.files import atomic, write_json
 from engine.hook import attach
 from engine.policies import load_policies
 from evals.jobs import Progress, expert_bytes, load_model, load_texts, load_tokenizer, model_hash, provenance
+from evals.parallel import ahead
 from evals.perplexity import context_of
 from evals.quality import cells, emulate, mass_by_token, record_of
 from evals.stream import cut, text_by_text
@@ -51,32 +52,44 @@ def main() -> None:
     demand, weights = load_demand(a.demand), model_hash(a.model_dir)
     if (of_demand := demand_facts(a.demand)["model"]) != weights:
         raise error(f"{a.demand} is of model {of_demand}", f"{weights}, as in {a.model_dir}", "calibrate again")
-    model = load_model(a.model_dir, a.dtype, a.threads, a.revision)
+    model = load_model(a.model_dir, a.dtype, 1, a.revision)  # a thread; of such passes as many as there are cores
     context = context_of(model, a.context)
     progress = Progress("score sweep", len(policies) * sum(sum(text.scored) for text in texts))
     with attach(model) as attachment:
         facts = {"model": weights, "score_rule": attachment.rule_name, "context": context, "threads": a.threads}
         facts = provenance(**facts, dtype=a.dtype)
         options = {"demand": demand, "delay": a.delay, "context": context, "bos": bos, "progress": progress.advance}
-        for policy in policies.values():
-            run = functools.partial(emulate, model, attachment, policy, **options)
-            rows, arrays = score(policy, texts, {slots_id: float(percent)}, attachment.experts, run)
-            losses = a.out / f"{policy.id}.safetensors"
-            with atomic(losses) as temporary:
-                save_file(arrays, temporary)
-            record = record_of(
-                policy,
+        percents = {slots_id: float(percent)}
+        work = [
+            functools.partial(
+                score,
+                one,
                 texts,
-                rows,
-                model=a.model,
-                delay=a.delay,
-                provenance=facts,
-                experts=attachment.experts,
-                expert_bytes=expert_bytes(attachment),
-                losses=losses,
+                percents,
+                attachment.experts,
+                functools.partial(emulate, model, attachment, one, **options),
             )
-            order = {"order": "documents of the texts in turn", "first_tokens": a.tokens}
-            write_json(a.out / f"{policy.id}.json", record | order)
+            for one in policies.values()
+        ]
+        with ahead(work, a.threads) as results:
+            for policy, result in zip(policies.values(), results, strict=True):
+                rows, arrays = result()
+                losses = a.out / f"{policy.id}.safetensors"
+                with atomic(losses) as temporary:
+                    save_file(arrays, temporary)
+                record = record_of(
+                    policy,
+                    texts,
+                    rows,
+                    model=a.model,
+                    delay=a.delay,
+                    provenance=facts,
+                    experts=attachment.experts,
+                    expert_bytes=expert_bytes(attachment),
+                    losses=losses,
+                )
+                order = {"order": "documents of the texts in turn", "first_tokens": a.tokens}
+                write_json(a.out / f"{policy.id}.json", record | order)
 
 
 def score(policy, texts, slot_percents, experts, run) -> tuple[list[dict], dict[str, np.ndarray]]:
