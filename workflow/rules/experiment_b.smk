@@ -47,7 +47,7 @@ rule tabulate_experiment_b:
         script="workflow/scripts/tabulate_experiment_b.py",
         records=EXPERIMENT_B,
     output:
-        "results/tables/local/experiment_b.csv",
+        reported("results/tables/local/experiment_b.csv"),
     log:
         "results/logs/tabulate_experiment_b.log",
     params:

@@ -79,6 +79,8 @@ rule write_provenance:
             *expand("results/calibration/{model}.json", model=MODELS),
             *expand("results/gate/{model}.json", model=MODELS),
             *RECORDS,
+            *SWEEP_RECORDS,
+            *AGREEMENTS,
         ],
         texts=expand("results/texts/{text}.json", text=TEXTS),
         hosts=list(SETTINGS.hosts.values()),

@@ -50,9 +50,9 @@ rule tabulate_sweep:
         records=SWEEP_RECORDS,
         losses=SWEEP_LOSSES,
     output:
-        sweep="results/tables/local/sweep.csv",
-        topics="results/tables/local/topic_changes.csv",
-        standins="results/tables/local/standins.csv",
+        sweep=reported("results/tables/local/sweep.csv"),
+        topics=reported("results/tables/local/topic_changes.csv"),
+        standins=reported("results/tables/local/standins.csv"),
     log:
         "results/logs/tabulate_sweep.log",
     params:
@@ -70,7 +70,7 @@ rule tabulate_documents:
         records=RECORDS,
         losses=LOSSES,
     output:
-        "results/tables/local/documents.csv",
+        reported("results/tables/local/documents.csv"),
     log:
         "results/logs/tabulate_documents.log",
     params:

@@ -99,8 +99,8 @@ rule tabulate_tasks:
         records=TASK_RECORDS,
         agreements=AGREEMENTS,
     output:
-        tasks="results/tables/local/tasks.csv",
-        agreement="results/tables/local/agreement.csv",
+        tasks=reported("results/tables/local/tasks.csv"),
+        agreement=reported("results/tables/local/agreement.csv"),
     log:
         "results/logs/tabulate_tasks.log",
     params:
