@@ -104,13 +104,13 @@ def pilot(
     test: Sequence[Text],
     comparisons: int,
     statistics: Mapping[str, float | int],
-    processes: int = 1,
+    threads: int = 1,
     **options,
 ) -> dict:
     """The levels, what the arms realise there, and whether the test would decide: `go`, or a `reason`.
 
     texts: of role calibration; test: the texts that the arms will be scored on, of which the number of documents alone
-    is read; comparisons: of the Holm family that the test is in; processes: of one thread each.
+    is read; comparisons: of the Holm family that the test is in; threads: of all processes (evals/parallel.py).
     options: context, bos, progress of `emulate`.
     """
     tau = 1.0 / attachment.top_k
@@ -129,7 +129,7 @@ def pilot(
         tried = [policy for policy in arms(found["levels"], tau) if policy.standin != "random"]
         start = {"slots": slots, "demand": demand}
         work = [functools.partial(_run, model, attachment, policy, texts, **start, **options) for policy in tried]
-        with ahead(work, processes) as results:
+        with ahead(work, threads) as results:
             runs = {policy.id: result() for policy, result in zip(tried, results, strict=True)}
     except CELL_FAILURES as exc:
         reason = f"the pilot failed: {type(exc).__name__}: {' '.join(str(exc).split())}"

@@ -54,16 +54,16 @@ def gate(
     texts: Sequence[Text],
     demand: Demand,
     *,
-    processes: int = 1,
+    threads: int = 1,
     **options,
 ) -> dict:
     """Run the gate; returns its record: checks (name, value, wanted, passed), fit, and what is for information.
 
     policies: those of engine.policies.BUNDLES that the sheet has, the baseline among them.
-    processes: of one thread each. options: context, bos, progress of evals.quality.emulate.
+    threads: of all processes (evals/parallel.py). options: context, bos, progress of evals.quality.emulate.
     """
     slots = max(slots_from_percent(attachment.experts, SLOTS_PERCENT), attachment.top_k)
-    with ahead([partial(record_routing, model, attachment, text, **options) for text in texts], processes) as results:
+    with ahead([partial(record_routing, model, attachment, text, **options) for text in texts], threads) as results:
         exact = {text.id: result() for text, result in zip(texts, results, strict=True)}
     baseline = {name: routing.losses for name, routing in exact.items()}
     tried = list(policies.values())
@@ -84,7 +84,7 @@ def gate(
         else partial(emulate, model, attachment, policy, text, delay=1, **start, **options)
         for policy, text in pairs
     ]
-    with ahead(work, processes) as results:
+    with ahead(work, threads) as results:
         for (policy, text), result in zip(pairs, results, strict=True):
             loss, log = result()
             losses.setdefault(policy.id, {})[text.id], logs.setdefault(policy.id, {})[text.id] = loss, log

@@ -1,13 +1,14 @@
-"""Independent pieces of work side by side: one process a core, one thread each.
+"""Independent pieces of work side by side: a process each, and the threads shared out among them.
 
-    with ahead([partial(run, text) for text in texts], processes=2) as results:
+    model = load_model(..., threads=1)                              # nothing but this thread may be there when it forks
+    with ahead([partial(run, text) for text in texts], threads=2) as results:
         for result in results:
             losses, log = result()          # waits for it; raises what it raised
 
 The matrices of one window are so small that two threads of one pass mostly wait for each other, the more so beside
 other load; two processes with a window each do not. The processes are forked, so they share the model that was loaded
-before, and what they return is sent back. Where there is nothing to gain, or no safe fork, the work is done here, when
-its result is asked for.
+before, and what they return is sent back. Where there is nothing to gain, or no safe fork, the work is done here on all
+threads, when its result is asked for.
 """
 
 from __future__ import annotations
@@ -28,20 +29,22 @@ _work: Sequence[Callable[[], object]] = ()  # what a forked process finds here, 
 
 
 @contextmanager
-def ahead(work: Sequence[Callable[[], T]], processes: int) -> Iterator[list[Callable[[], T]]]:
-    """A call for every piece of work that gives its result, in the order of `work`.
+def ahead(work: Sequence[Callable[[], T]], threads: int) -> Iterator[list[Callable[[], T]]]:
+    """A call for every piece of work that gives its result, in the order of `work`; threads: of all processes together.
 
-    A process that dies (out of memory) fails what was not done yet: RuntimeError. The caller's process must compute on
-    one thread by then (`torch.set_num_threads`): a fork does not take the others along.
+    A process that dies (out of memory) fails what was not done yet: RuntimeError.
     """
     global _work
-    if processes < 2 or len(work) < 2 or sys.platform != "linux":
+    import torch  # not by who never computes
+
+    processes = min(threads, len(work))
+    if processes < 2 or sys.platform != "linux":
+        torch.set_num_threads(threads)
         yield list(work)
         return
     outer, _work = _work, work
-    pool = ProcessPoolExecutor(
-        min(processes, len(work)), multiprocessing.get_context("fork"), initializer=_end_with, initargs=(os.getpid(),)
-    )
+    context, start = multiprocessing.get_context("fork"), (os.getpid(), threads // processes)
+    pool = ProcessPoolExecutor(processes, context, initializer=_begin, initargs=start)
     try:
         yield [future.result for future in [pool.submit(_do, number) for number in range(len(work))]]
     finally:
@@ -49,8 +52,11 @@ def ahead(work: Sequence[Callable[[], T]], processes: int) -> Iterator[list[Call
         _work = outer
 
 
-def _end_with(parent: int) -> None:
+def _begin(parent: int, threads: int) -> None:
     """No process outlives the one that asked; an interrupt of the terminal is the parent's to answer."""
+    import torch
+
+    torch.set_num_threads(threads)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)

@@ -30,14 +30,14 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-@pytest.mark.parametrize("processes", [1, 2, 3])
-def test_law_results_are_those_of_the_work_in_turn(processes):
+@pytest.mark.parametrize("threads", [1, 2, 3, 16])
+def test_law_results_are_those_of_the_work_in_turn(threads):
     work = [partial(work_of, number) for number in range(7)]
-    with ahead(work, processes) as results:
+    with ahead(work, threads) as results:
         found = [result() for result in results]
     assert [square for square, _ in found] == [number**2 for number in range(7)]
     here = {pid == os.getpid() for _, pid in found}
-    assert here == {sys.platform != "linux" or processes == 1}
+    assert here == {sys.platform != "linux" or threads == 1}
 
 
 @pytest.mark.parametrize("processes", [1, 2])

@@ -79,14 +79,14 @@ def main() -> None:
     sheet = load_policies(a.policies)
     find_policy(sheet, BASELINE)
     policies = {name: policy for name, policy in sheet.items() if name in BUNDLES}
-    model = load_model(a.model_dir, a.dtype, 1, a.revision)  # a thread; of such passes as many as there are cores
+    model = load_model(a.model_dir, a.dtype, 1, a.revision)  # evals/parallel.py has the others
     passes = 3 + sum(not policy.lossless for policy in policies.values())
     progress = Progress(f"gate {a.model}", passes * sum(sum(t.scored) for t in texts))
     with attach(model) as attachment:
         context = context_of(model, a.context)
         options = {"context": context, "bos": bos, "progress": progress.advance}
         demand = load_demand(a.demand)
-        record = gate(model, attachment, policies, texts, demand, processes=a.threads, **options)
+        record = gate(model, attachment, policies, texts, demand, threads=a.threads, **options)
     record["model"] = a.model
     record["provenance"] = provenance(model=model_hash(a.model_dir), context=context, threads=a.threads)
     write_json(a.out, record)

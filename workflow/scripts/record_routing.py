@@ -30,7 +30,7 @@ def main() -> None:
     a = parser.parse_args()
     tokenizer, bos = load_tokenizer(a.model_dir, a.revision)
     texts = load_texts(a.texts, tokenizer, bos, a.documents)
-    model = load_model(a.model_dir, a.dtype, 1, a.revision)  # a thread; of such passes as many as there are cores
+    model = load_model(a.model_dir, a.dtype, 1, a.revision)  # evals/parallel.py has the others
     progress = Progress("record routing", sum(sum(t.scored) for t in texts))
     with attach(model) as attachment:
         context = context_of(model, a.context)

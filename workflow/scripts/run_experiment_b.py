@@ -54,7 +54,7 @@ def main() -> None:
         )
         for text, short in zip(whole, texts, strict=True)
     }
-    model = load_model(a.model_dir, a.dtype, 1, a.revision)  # a thread; of such passes as many as there are cores
+    model = load_model(a.model_dir, a.dtype, 1, a.revision)  # evals/parallel.py has the others
     context = context_of(model, a.context)
     with attach(model) as attachment:
         slots = slots_from_percent(attachment.experts, float(percent))
@@ -70,7 +70,7 @@ def main() -> None:
             test=texts,
             comparisons=comparisons(rules),
             statistics=rules.statistics,
-            processes=a.threads,
+            threads=a.threads,
             context=context,
             bos=bos,
             progress=progress.advance,

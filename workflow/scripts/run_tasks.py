@@ -6,6 +6,7 @@ a restart from the warm start, its prompt exact. Generated code is run only wher
 
 import argparse
 import dataclasses
+from functools import partial
 from pathlib import Path
 
 from engine.demand import demand_facts, load_demand
@@ -19,6 +20,7 @@ from evals.agreement import agreements, failure
 from evals.generation import KeepingLM, answer_task
 from evals.jobs import Progress, expert_bytes, load_model, load_tokenizer, model_hash, provenance
 from evals.lm_tasks import load_task
+from evals.parallel import ahead
 from evals.pass_at import pass_at_1
 from evals.quality import CELL_FAILURES
 from evals.sandbox import require_opt_in
@@ -55,7 +57,8 @@ def main() -> None:
     resolved = [read_resolved(path) for path in a.resolved]
     sheet = load_tasks(a.tasks)
     run = Run(a, {value["id"]: sheet[value["id"]] for value in resolved}, resolved)
-    cells = [cell for value in resolved for cell in run.ask(value, generate, force, allowed)]
+    with ahead([partial(run.ask, value, generate, force, allowed) for value in resolved], a.threads) as results:
+        cells = [cell for result in results for cell in result()]
     write_json(a.out / "agreement.json", run.facts | {"schema": "agreement-1", "cells": cells})
 
 
@@ -70,7 +73,7 @@ class Run:
             raise error(f"{a.demand} is of model {of_demand}", f"{weights}, as in {a.model_dir}", "calibrate again")
         self.tokenizer, _ = load_tokenizer(a.model_dir, a.revision)
         self.demand = load_demand(a.demand)
-        self.model = load_model(a.model_dir, a.dtype, a.threads, a.revision)
+        self.model = load_model(a.model_dir, a.dtype, 1, a.revision)  # evals/parallel.py has the others
         self.attachment = attach(self.model)
         name, _, percent = a.slots.partition("=")
         self.slots = slots_from_percent(self.attachment.experts, float(percent))

@@ -48,7 +48,7 @@ def main() -> None:
         tokenizer, bos = load_tokenizer(a.model_dir, a.revision)
         texts = load_texts(a.texts, tokenizer, bos, a.documents)
         demand = load_demand(a.demand)
-        model = load_model(a.model_dir, a.dtype, 1, a.revision)  # a thread; of such passes as many as there are cores
+        model = load_model(a.model_dir, a.dtype, 1, a.revision)  # evals/parallel.py has the others
         from engine.hook import attach
 
         progress = Progress(f"score {a.model} at the delays found", len(wanted) * sum(sum(t.scored) for t in texts))

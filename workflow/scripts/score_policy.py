@@ -95,7 +95,7 @@ def _emulate_all(a, policy, texts, slot_percents, demand, bos, keep):
     """All cells of a lossy policy: one model, one attachment."""
     from engine.hook import attach
 
-    model = load_model(a.model_dir, a.dtype, 1, a.revision)  # a thread; of such passes as many as there are cores
+    model = load_model(a.model_dir, a.dtype, 1, a.revision)  # evals/parallel.py has the others
     context = context_of(model, a.context)
     progress = Progress(f"score {policy.id}", len(slot_percents) * sum(sum(t.scored) for t in texts))
     with attach(model) as attachment:

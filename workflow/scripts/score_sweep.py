@@ -52,7 +52,7 @@ def main() -> None:
     demand, weights = load_demand(a.demand), model_hash(a.model_dir)
     if (of_demand := demand_facts(a.demand)["model"]) != weights:
         raise error(f"{a.demand} is of model {of_demand}", f"{weights}, as in {a.model_dir}", "calibrate again")
-    model = load_model(a.model_dir, a.dtype, 1, a.revision)  # a thread; of such passes as many as there are cores
+    model = load_model(a.model_dir, a.dtype, 1, a.revision)  # evals/parallel.py has the others
     context = context_of(model, a.context)
     progress = Progress("score sweep", len(policies) * sum(sum(text.scored) for text in texts))
     with attach(model) as attachment:
