@@ -122,6 +122,7 @@ def _mass_ratio(part: Part, evidence: Evidence, slots: str, rules: Preregistrati
 
 
 def _token_time_change(part: Part, evidence: Evidence, slots: str, rules: Preregistration) -> Ratio:
+    refuse_inert(tuple(policy(str(name), evidence.quality) for name in (part.of, part.against)), slots, part.texts)
     return token_time_change(part, evidence.quality, evidence.speed, slots)
 
 

@@ -47,6 +47,10 @@ def ahead(work: Sequence[Callable[[], T]], threads: int) -> Iterator[list[Callab
     pool = ProcessPoolExecutor(processes, context, initializer=_begin, initargs=start)
     try:
         yield [future.result for future in [pool.submit(_do, number) for number in range(len(work))]]
+    except BaseException:  # an interrupt, say: nobody waits for what is still computed
+        for process in list(pool._processes.values()):
+            process.kill()
+        raise
     finally:
         pool.shutdown(cancel_futures=True)
         _work = outer

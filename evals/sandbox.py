@@ -94,6 +94,8 @@ def humaneval(arguments: argparse.Namespace) -> None:
         require_sandbox()
     else:
         require_opt_in(True)
+    if arguments.problems is not None and arguments.problems < 1:
+        raise error(f"--problems {arguments.problems}", "a whole number from 1", "leave it out for all")
     rows = humaneval_rows(arguments.data_dir)
     if arguments.canonical:
         samples = {row["task_id"]: [row["canonical_solution"]] for row in rows}

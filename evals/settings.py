@@ -236,6 +236,11 @@ def _check_budget(key: str, config: dict, where: str) -> None:
         raise error(f"{where}: {key}.slots names '{name}'", "one of slots", nearest(name, config["slots"]))
 
 
+def _limits(ids: list[str], sheet: Mapping[str, Task]) -> dict[str, int]:
+    """Tasks with a limit of their own."""
+    return {f"new_tokens of task {name}": sheet[name].new_tokens for name in ids if sheet[name].new_tokens}
+
+
 def _tasks(config: dict, policies: Mapping[str, Policy], where: str) -> Tasks:
     """Policies that another configuration took out of the run do not generate either."""
     wanted, every = config["tasks"], load_policies(config["policies_sheet"])
@@ -251,6 +256,12 @@ def _tasks(config: dict, policies: Mapping[str, Policy], where: str) -> Tasks:
     if BASELINE not in wanted["generate"]:
         found = f"{where}: tasks.generate without {BASELINE}"
         raise error(found, "the baseline among them", "add it: agreement is with what it says")
+    for name, limit in {"tasks.new_tokens": wanted["new_tokens"], **_limits(wanted["ids"], sheet)}.items():
+        if limit >= config["context_tokens"]:
+            found = f"{where}: {name} is {limit:g}"
+            raise error(
+                found, f"fewer than context_tokens, {config['context_tokens']:g}: a prompt must fit", "lower it"
+            )
     for name in wanted["generate"]:
         if every[name].clairvoyant:
             raise error(f"{where}: tasks.generate names '{name}'", "policies that need no future", "leave it out")

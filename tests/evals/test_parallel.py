@@ -56,6 +56,14 @@ def test_a_process_that_is_killed_fails_what_was_not_done():
 
 
 @needs_fork
+def test_an_interrupt_does_not_wait_for_what_is_still_computed():
+    started = time.monotonic()
+    with pytest.raises(KeyboardInterrupt), ahead([partial(time.sleep, 3600)] * 2, 2):
+        raise KeyboardInterrupt
+    assert time.monotonic() - started < 1800  # not the hour that they would take
+
+
+@needs_fork
 def test_processes_of_one_progress_count_together(capfd):
     progress = Progress("pieces", 6, unit="pieces", every_s=0)
     with ahead([partial(progress.advance, 2)] * 3, 2) as results:

@@ -88,7 +88,9 @@ def test_nothing_but_an_answer_passes(name):
     verdict, code = ESCAPES[name]
     before = strangers()
     outcome = judge(ROW | {"test": TEST}, code, QUICK)
-    assert (outcome.verdict, bool(outcome.reason)) == (verdict, True)
+    # who never stops writing meets the limit of time first where the machine is busy
+    possible = {verdict, "timed_out"} if name.startswith("endless") else {verdict}
+    assert outcome.verdict in possible and outcome.reason
     assert outcome.reason.isprintable()
     assert strangers() <= before
     assert not psutil.Process().children(recursive=True)

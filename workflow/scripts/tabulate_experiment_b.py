@@ -4,7 +4,7 @@ level                        mass that every event paid in
 substituted_mass             what was realised of it; pilot_mass: in the pilot
 mass_ratio, ..._low, _high   of a heavy arm: its mass over that of its light partner
 delta_percent, ...           loss against the exact model
-light_percent, ...           of a heavy arm: loss against its light partner
+light_percent, ...           of a heavy arm: loss against its light partner, where their masses are equal enough
 next_best_percent, ...       of a random arm: loss against the arm of the same rule and level with the best stand-ins
 g_mean to weighted_over_layer    what was substituted by what (evals/watch.py)
 
@@ -22,7 +22,7 @@ from engine.errors import error, main_guard
 from engine.files import atomic
 from engine.policies import PAYING
 from evals.checked_tables import TODO
-from evals.experiment_b import DECIDES, HEAVY, LIGHT, RANDOM, SHARES, mass_ratio
+from evals.experiment_b import DECIDES, HEAVY, LIGHT, RANDOM, SHARES, TOLERANCE, mass_ratio
 from evals.quality_tables import difference, pool
 from evals.records import Scored, is_rehearsal, load_arrays, load_scored, read_json
 from evals.stats import Interval, percent_change
@@ -110,12 +110,12 @@ def numbers(name: str, one: Scored, exact: Scored, arms: dict[str, Scored], opti
     rule, _, level_name = name.rpartition("_")
     light = arms.get(f"{LIGHT}_{level_name}")
     if rule == HEAVY and whole(light):
-        against = difference(one, light, cells, options)
-        row |= change("light_percent", against)
-        row |= {"light_detectable_percent": percent_change(against).detectable}
         frame = masses(one).assign(light=masses(light)["mass"])
         ratio = mass_ratio(frame["mass"].to_numpy(), frame["light"].to_numpy(), frame["topic"], **options)
         row |= dict(zip((f"mass_ratio{end}" for end in ENDS), ratio, strict=True))
+        if ratio[0] is not None and abs(ratio[0] - 1) <= TOLERANCE:
+            against = difference(one, light, cells, options)
+            row |= change("light_percent", against) | {"light_detectable_percent": percent_change(against).detectable}
     best = arms.get(f"{rule}_{DECIDES}")
     if level_name == RANDOM and whole(best):
         row |= change("next_best_percent", difference(one, best, cells, options))
