@@ -153,7 +153,9 @@ WRONG = {
     "tasks at slots that are not there": ("tasks.slots", "s26", ["tasks.slots names 's26'", "mean 's25'"]),
     "one problem": ("tasks.problems", 1, ["tasks.problems is 1"]),
     "no problems": ("tasks.problems", "none", ["tasks.problems is \"none\""]),
-    "more new tokens than a window has": ("tasks.new_tokens", 1024, ["tasks.new_tokens is 1024", "context_tokens, 1024"]),
+    "more new tokens than a window has": (
+        "tasks.new_tokens", 1024, ["tasks.new_tokens is 1024", "context_tokens, 1024"]
+    ),
     "one new token": ("tasks.new_tokens", 1, ["tasks.new_tokens is 1", "a number from 2"]),
     "nobody to agree with": ("tasks.generate", ["rule_015"], [f"tasks.generate without {BASELINE}", "agreement"]),
     "a policy that writes and is not there": (
