@@ -25,6 +25,7 @@ from engine.policies import BASELINE, ID, Policy, load_policies
 from engine.residency import slots_from_percent
 from engine.schema import Origin, check_schema
 from evals.corpora import available, row_of, table
+from evals.sandbox import require_opt_in
 from evals.task_sheet import Task, load_tasks
 
 SCHEMA = Path(__file__).parent.parent / "workflow" / "schemas" / "config.schema.json"
@@ -271,7 +272,7 @@ def _tasks(config: dict, policies: Mapping[str, Policy], where: str) -> Tasks:
         problems=None if wanted["problems"] == "all" else int(wanted["problems"]),
         new_tokens=int(wanted["new_tokens"]),
         generate=tuple(name for name in wanted["generate"] if name in policies),
-        run_code=wanted["run_code"],
+        run_code=require_opt_in(wanted["run_code"]),  # refused here, not after minutes of scoring
     )
 
 

@@ -13,6 +13,7 @@ import yaml
 from engine.errors import UserError
 from engine.policies import BASELINE, load_policies
 from evals import settings
+from evals.sandbox import OPT_IN
 from evals.settings import check, load, load_models
 
 ROOT = Path(__file__).parents[2]
@@ -270,3 +271,10 @@ def test_fewer_slots_than_k_are_refused_before_the_first_job(configuration, tmp_
     assert check(configuration).slots == {"s12": 12.5}  # 8 of 64: one event just fits
     configuration["slots"] = {"s12": 12.4}
     assert "slots.s12 is 12.4 %, 7 of the 64 experts of model m; expected at least K = 8" in message(configuration)
+
+
+def test_code_that_may_not_run_is_refused_before_anything_is_scored(configuration, monkeypatch):
+    monkeypatch.delenv(OPT_IN, raising=False)
+    configuration["tasks"]["run_code"] = True
+    with pytest.raises(UserError, match=f"running generated code is asked for, and {OPT_IN} is not set"):
+        check(configuration)
