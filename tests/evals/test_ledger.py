@@ -370,8 +370,10 @@ def speed(changes: dict[str, float], by_document: bool) -> Speed:
 
 @pytest.mark.parametrize("by_document", [False, True])
 def test_a_change_of_time(by_document):
-    times = speed({"rule_015": 0, "quality_first": 0.04, "first_choice": 0, "speed_first": -0.05}, by_document)
-    found = verdicts("P1.8", {"reference": scored({})}, speed=times)
+    changes = {"rule_015": 0, "quality_first": 0.04, "first_choice": 0, "speed_first": -0.05}
+    times = speed(changes, by_document)
+    runs = scored({name: 0.01 * number for number, name in enumerate(changes)}, 0.1)  # losses that decide nothing
+    found = verdicts("P1.8", {"reference": runs}, speed=times)
     more, less = found["reference", "quality_first_time"], found["reference", "speed_first_time"]
     assert more.finding.interval.estimate == pytest.approx(4, abs=1)
     assert less.finding.interval.estimate == pytest.approx(-5, abs=1)
@@ -380,6 +382,15 @@ def test_a_change_of_time(by_document):
     # four texts have too few draws for a family of four
     assert {more.verdict, less.verdict} == ({SUPPORTED} if by_document else {OPEN})
     assert found["reference", "quality_first_time_nvme"].verdict == NOT_RUN
+
+
+def test_background_admission_that_is_inert_had_a_time_all_the_same():
+    changes = {"rule_015": 0, "quality_first": 0.04, "first_choice": 0, "speed_first": -0.05}
+    runs = scored(dict.fromkeys(changes, 0.01))
+    for cell in runs["quality_first"].record["cells"]:
+        cell["background_inert"] = True
+    found = verdicts("P1.8", {"reference": runs}, speed=speed(changes, True))["reference", "quality_first_time"]
+    assert found.verdict == NOT_RUN and "background admission of quality_first is inert" in found.reason
 
 
 def test_shares_stay_between_nothing_and_all():
