@@ -334,36 +334,25 @@ def _mark_drop(rule, g, kind):
 
 
 @njit(cache=True, inline="always")
-def _mark_few_heavy(rule, row, g, kind):
-    """Substitute the heaviest of g >= tau first, never the first choice, up to the first that the account cannot pay.
+def _mark_paid(heavy, rule, row, g, kind):
+    """few_heavy: substitute those of g >= tau, heaviest first; many_light: those of g < tau, lightest first.
 
-    Of equals the lower rank goes first. What is paid is known when the stand-ins are.
+    Never the first choice, and up to the first that the account cannot pay. Of equals the lower rank is the heavier.
+    What is paid is known when the stand-ins are.
     """
     left = row.account
     for _ in range(kind.size):
-        heaviest = 0
-        for k in range(1, kind.size):
-            if kind[k] == FETCH and g[k] >= rule.tau and (heaviest == 0 or g[k] > g[heaviest]):
-                heaviest = k
-        if heaviest == 0 or g[heaviest] > left:
+        best = 0
+        for i in range(1, kind.size):
+            k = i if heavy else kind.size - i
+            if kind[k] == FETCH and (g[k] >= rule.tau) == heavy:
+                ahead = g[k] > g[best] if heavy else g[k] < g[best]
+                if best == 0 or ahead:
+                    best = k
+        if best == 0 or g[best] > left:
             return
-        left -= g[heaviest]
-        kind[heaviest] = SUBSTITUTE
-
-
-@njit(cache=True, inline="always")
-def _mark_many_light(rule, row, g, kind):
-    """The same from the other end: the lightest of g < tau first; of equals, the lower rank is kept."""
-    left = row.account
-    for _ in range(kind.size):
-        lightest = 0
-        for k in range(kind.size - 1, 0, -1):
-            if kind[k] == FETCH and g[k] < rule.tau and (lightest == 0 or g[k] < g[lightest]):
-                lightest = k
-        if lightest == 0 or g[lightest] > left:
-            return
-        left -= g[lightest]
-        kind[lightest] = SUBSTITUTE
+        left -= g[best]
+        kind[best] = SUBSTITUTE
 
 
 @njit(cache=True, inline="always")
@@ -377,9 +366,9 @@ def _mark_misses(rule, row, g, kind):
     elif rule.miss == 0:
         _mark_drop(rule, g, kind)
     elif rule.miss == 5:
-        _mark_few_heavy(rule, row, g, kind)
+        _mark_paid(True, rule, row, g, kind)
     elif rule.miss == 6:
-        _mark_many_light(rule, row, g, kind)
+        _mark_paid(False, rule, row, g, kind)
 
 
 # ---- stand-ins and their weights ------------------------------------------------------------------------------------

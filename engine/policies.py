@@ -7,7 +7,6 @@ rows that differ in one column differ in one thing.
 
 from __future__ import annotations
 
-import csv
 import math
 import re
 from collections.abc import Mapping
@@ -18,6 +17,7 @@ import numpy as np
 
 from engine.decision import EVICTIONS, MISS_RULES, STANDINS, Rule
 from engine.errors import error, nearest
+from engine.sheets import read_sheet
 
 COLUMNS = (
     "id",
@@ -97,26 +97,7 @@ class Policy:
 
 def load_policies(path: str | Path) -> dict[str, Policy]:
     """The sheet as a dict by id, in the sheet's order. UserError names file, row and value."""
-    path = Path(path)
-    try:
-        with open(path, newline="", encoding="utf-8") as handle:
-            rows = list(csv.reader(handle, delimiter="\t"))
-    except OSError as exc:
-        raise error(f"{path}: {exc.strerror}", "the sheet of policies", "check its path in the configuration") from None
-    except UnicodeDecodeError as exc:
-        raise error(f"{path}: byte {exc.start} is no UTF-8", "a sheet in UTF-8", "save it as UTF-8") from None
-    if not rows or tuple(rows[0]) != COLUMNS:
-        raise error(f"{path}:1: columns {rows[0] if rows else []}", f"exactly {', '.join(COLUMNS)}", "mend the header")
-    policies: dict[str, Policy] = {}
-    for number, cells in enumerate(rows[1:], start=2):
-        where = f"{path}:{number}"
-        if len(cells) != len(COLUMNS):
-            raise error(f"{where}: {len(cells)} cells", f"{len(COLUMNS)} separated by tabs", "mend the row")
-        policy = parse_row(dict(zip(COLUMNS, cells, strict=True)), where)
-        if policy.id in policies:
-            raise error(f"{where}: id '{policy.id}' a second time", "one row an id", "rename or remove one")
-        policies[policy.id] = policy
-    return policies
+    return read_sheet(path, COLUMNS, "the sheet of policies", parse_row)
 
 
 def distinct(*sheets: Mapping[str, Policy]) -> dict[str, Policy]:

@@ -12,7 +12,7 @@ digits however near r is to one. Spearman's rho has no influence function and ta
     np.tanh(drawn.ends(0.95))
     pearson_over_policies(mass, loss)(first_documents(83))      # z after the first, the first two, ... documents
 
-Coverage of these intervals, and what was tried instead: docs/statistics.md, measured by tests/coverage.py.
+Coverage of these intervals, and what was tried instead: docs/statistics.md, measured by tests/interval_coverage.py.
 
 Sources: Fisher (1921), Metron 1, 3-32; Devlin, Gnanadesikan and Kettenring (1975), Biometrika 62, 531-545 (influence
 function of r); Hall, Martin and Schucany (1989), J. Statist. Comput. Simul. 33, 161-172 (bootstrap-t after Fisher's z).

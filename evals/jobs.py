@@ -14,7 +14,9 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
+from engine.demand import demand_facts, load_demand
 from engine.errors import UserError, error
+from engine.residency import Demand
 from engine.safetensors_files import weights_hash
 from evals.perplexity import scored_tokens, tokenize
 from evals.quality import Text
@@ -110,6 +112,14 @@ def _broken(folder: str | Path, exc: Exception) -> UserError:
 def model_hash(folder: str | Path) -> str:
     """Which weights a folder computes with (engine.safetensors_files.weights_hash); `hub` where it is no folder."""
     return weights_hash(folder) or "hub"
+
+
+def load_calibration(path: str | Path, model_dir: str | Path) -> tuple[Demand, str]:
+    """The demand of a warm start and the hash of the weights it is of. UserError: it is of other weights."""
+    weights, of_demand = model_hash(model_dir), demand_facts(path)["model"]
+    if of_demand != weights:
+        raise error(f"{path} is of model {of_demand}", f"{weights}, as in {model_dir}", "calibrate again")
+    return load_demand(path), weights
 
 
 def expert_bytes(attachment) -> int:

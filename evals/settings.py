@@ -6,7 +6,6 @@ settings.models["reference"].source
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 import os
@@ -24,6 +23,7 @@ from engine.host_facts import fingerprint
 from engine.policies import BASELINE, ID, Policy, load_policies
 from engine.residency import slots_from_percent
 from engine.schema import Origin, check_schema
+from engine.sheets import read_sheet
 from evals.corpora import available, row_of, table
 from evals.sandbox import require_opt_in
 from evals.task_sheet import Task, load_tasks
@@ -296,37 +296,22 @@ def usable_cores() -> int:
 
 
 def load_models(path: str | Path) -> dict[str, Model]:
-    try:
-        with open(path, newline="", encoding="utf-8") as handle:
-            rows = list(csv.reader(handle, delimiter="\t"))
-    except OSError as exc:
-        raise error(f"{path}: {exc.strerror}", "the sheet of models", "check `models_sheet`") from None
-    except UnicodeDecodeError as exc:
-        raise error(f"{path}: byte {exc.start} is no UTF-8", "a sheet in UTF-8", "save it as UTF-8") from None
-    if not rows or tuple(rows[0]) != MODEL_COLUMNS:
-        raise error(
-            f"{path}:1: {rows[0] if rows else 'empty'}", f"columns {', '.join(MODEL_COLUMNS)}", "mend the header"
-        )
-    models: dict[str, Model] = {}
-    for number, cells in enumerate(rows[1:], start=2):
-        where = f"{path}:{number}"
-        if len(cells) != len(MODEL_COLUMNS):
-            raise error(f"{where}: {len(cells)} cells", f"{len(MODEL_COLUMNS)} separated by tabs", "mend the row")
-        name, source, revision, dtype, *timed = cells
-        if not ID.fullmatch(name):
-            raise error(f"{where}: id '{name}'", "letters, digits, '_' or '-'", "ids become file names: rename it")
-        if name in models:
-            raise error(f"{where}: id '{name}' a second time", "one row an id", "rename or remove one")
-        if not source:
-            raise error(f"{where}: source is empty", "a folder or a hub id", "fill the cell")
-        if dtype not in DTYPES:
-            raise error(f"{where}: dtype '{dtype}'", "a known dtype", nearest(dtype, DTYPES))
-        for column, cell in zip(MODEL_COLUMNS[4:], timed, strict=True):
-            if cell != "-" and not re.fullmatch("[1-9][0-9]{0,5}", cell):
-                raise error(f"{where}: {column} '{cell}'", "a whole number from 1, or '-' for its own", "mend the cell")
-        widths = (None if cell == "-" else int(cell) for cell in timed)
-        models[name] = Model(name, source, None if revision == "-" else revision, dtype, *widths)
-    return models
+    return read_sheet(path, MODEL_COLUMNS, "the sheet of models", _model)
+
+
+def _model(row: dict[str, str], where: str) -> Model:
+    name, source, revision, dtype, *timed = row.values()
+    if not ID.fullmatch(name):
+        raise error(f"{where}: id '{name}'", "letters, digits, '_' or '-'", "ids become file names: rename it")
+    if not source:
+        raise error(f"{where}: source is empty", "a folder or a hub id", "fill the cell")
+    if dtype not in DTYPES:
+        raise error(f"{where}: dtype '{dtype}'", "a known dtype", nearest(dtype, DTYPES))
+    for column, cell in zip(MODEL_COLUMNS[4:], timed, strict=True):
+        if cell != "-" and not re.fullmatch("[1-9][0-9]{0,5}", cell):
+            raise error(f"{where}: {column} '{cell}'", "a whole number from 1, or '-' for its own", "mend the cell")
+    widths = (None if cell == "-" else int(cell) for cell in timed)
+    return Model(name, source, None if revision == "-" else revision, dtype, *widths)
 
 
 def _check_slots(slots: Mapping[str, float], model: Model, where: str) -> None:

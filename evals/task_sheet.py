@@ -5,13 +5,13 @@ load_tasks("config/tasks.tsv")["humaneval"].task
 
 from __future__ import annotations
 
-import csv
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from engine.errors import error, nearest
 from engine.policies import ID
+from engine.sheets import read_sheet
 from evals.corpora import row_of, table
 
 COLUMNS = ("id", "text", "task", "new_tokens", "metrics")
@@ -32,25 +32,7 @@ class Task:
 
 def load_tasks(path: str | Path) -> dict[str, Task]:
     """The sheet by id, in its order. UserError names file, row and value."""
-    try:
-        with open(path, newline="", encoding="utf-8") as handle:
-            rows = list(csv.reader(handle, delimiter="\t"))
-    except OSError as exc:
-        raise error(f"{path}: {exc.strerror}", "the sheet of tasks", "check `tasks.sheet`") from None
-    except UnicodeDecodeError as exc:
-        raise error(f"{path}: byte {exc.start} is no UTF-8", "a sheet in UTF-8", "save it as UTF-8") from None
-    if not rows or tuple(rows[0]) != COLUMNS:
-        raise error(f"{path}:1: columns {rows[0] if rows else []}", f"exactly {', '.join(COLUMNS)}", "mend the header")
-    tasks: dict[str, Task] = {}
-    for number, cells in enumerate(rows[1:], start=2):
-        where = f"{path}:{number}"
-        if len(cells) != len(COLUMNS):
-            raise error(f"{where}: {len(cells)} cells", f"{len(COLUMNS)} separated by tabs", "mend the row")
-        task = _parse(dict(zip(COLUMNS, cells, strict=True)), where)
-        if task.id in tasks:
-            raise error(f"{where}: id '{task.id}' a second time", "one row an id", "rename or remove one")
-        tasks[task.id] = task
-    return tasks
+    return read_sheet(path, COLUMNS, "the sheet of tasks", _parse)
 
 
 def _parse(row: dict[str, str], where: str) -> Task:

@@ -145,8 +145,8 @@ FAULTS: dict[str, Fault] = {
     # ---- accounts and frozen residents
     "account_not_asked": Fault(
         DECISION,
-        "if heaviest == 0 or g[heaviest] > left:",
-        "if heaviest == 0:",
+        "if best == 0 or g[best] > left:",
+        "if best == 0:",
         GOLDEN + "test_golden_few_heavy_waits_until_the_account_pays_for_the_heaviest",
     ),
     "heavy_taken_for_light": Fault(

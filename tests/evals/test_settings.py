@@ -217,8 +217,8 @@ def test_a_configuration_file_that_is_not_there_or_no_yaml_is_refused(tmp_path):
 # ---- the sheet of models ---------------------------------------------------------------------------------------------
 HEADER = "id\tsource\trevision\tdtype\ttimed_width\ttimed_expert_width"
 SHEETS = {
-    "an empty file": ("", ":1: empty"),
-    "another header": ("id\tsource", r":1: \['id', 'source'\]"),
+    "an empty file": ("", r":1: columns \[\]"),
+    "another header": ("id\tsource", r":1: columns \['id', 'source'\]"),
     "a cell too few": (f"{HEADER}\na\tmodels/a\t-", ":2: 3 cells"),
     "an id with a space": (f"{HEADER}\na b\tmodels/a\t-\tfloat32\t-\t-", ":2: id 'a b'"),
     "an id with a dot": (f"{HEADER}\na.b\tmodels/a\t-\tfloat32\t-\t-", r":2: id 'a\.b'"),

@@ -439,6 +439,7 @@ def test_losses_at_another_delay_that_were_not_a_number_were_stored_as_a_result(
     model = tmp_path / "model"
     shutil.copytree(inputs / "tiny", model)
     rewrite_weights(model, lambda t: t["lm_head.weight"].fill_(3e38))
+    demand = as_if_of(inputs / "demand.safetensors", tmp_path / "demand.safetensors", model)
     found = {"link": "disk", "policy": "quality_first", "slots": "s50", "slots_count": 8, "text": "x", "status": "ok"}
     simulation = tmp_path / "host.json"
     simulation.write_text(json.dumps({"cells": [found], "rows": {"quality_first": {"beta": 0.5}}}), encoding="utf-8")
@@ -446,7 +447,7 @@ def test_losses_at_another_delay_that_were_not_a_number_were_stored_as_a_result(
     ended = run_script(
         "score_delayed.py", "--model", "tiny", "--model-dir", model, "--policies", SHEET,
         "--texts", *(inputs / f"{text}.json" for text in TEST), "--simulations", simulation,
-        "--demand", inputs / "demand.safetensors", "--delay", 1, "--context", CONTEXT, "--threads", 1,
+        "--demand", demand, "--delay", 1, "--context", CONTEXT, "--threads", 1,
         "--out-losses", tmp_path / "delayed.safetensors", "--out", tmp_path / "delayed.json",
     )  # fmt: skip
     assert ended.code == 0, ended.err

@@ -16,15 +16,22 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
-from engine.demand import demand_facts, load_demand
-from engine.errors import error, main_guard
+from engine.errors import main_guard
 from engine.files import atomic, write_json
 from engine.hook import attach
 from engine.log import DecisionLog
 from engine.policies import Policy, load_policies
 from engine.residency import Demand, slots_from_percent
 from evals.experiment_b import arms, pilot, write_sheet
-from evals.jobs import Progress, expert_bytes, load_model, load_texts, load_tokenizer, model_hash, provenance
+from evals.jobs import (
+    Progress,
+    expert_bytes,
+    load_calibration,
+    load_model,
+    load_texts,
+    load_tokenizer,
+    provenance,
+)
 from evals.parallel import ahead
 from evals.perplexity import context_of
 from evals.preregistration import Preregistration, load
@@ -40,9 +47,7 @@ def main() -> None:
     rules = load(a.preregistration)
     slots_id, _, percent = a.slots.partition("=")
     tokenizer, bos = load_tokenizer(a.model_dir, a.revision)
-    weights, demand = model_hash(a.model_dir), load_demand(a.demand)
-    if (of_demand := demand_facts(a.demand)["model"]) != weights:
-        raise error(f"{a.demand} is of model {of_demand}", f"{weights}, as in {a.model_dir}", "calibrate again")
+    demand, weights = load_calibration(a.demand, a.model_dir)
     whole = load_texts(a.texts, tokenizer, bos, a.documents)
     texts, calibration = (
         [cut(text, a.tokens, tokenizer, bos) for text in several]

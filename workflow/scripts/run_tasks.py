@@ -9,7 +9,6 @@ import dataclasses
 from functools import partial
 from pathlib import Path
 
-from engine.demand import demand_facts, load_demand
 from engine.emulator import Emulator
 from engine.errors import error, main_guard
 from engine.files import write_json
@@ -18,7 +17,7 @@ from engine.policies import BASELINE, Policy, find_policy, load_policies
 from engine.residency import slots_from_percent
 from evals.agreement import agreements, failure
 from evals.generation import KeepingLM, answer_task
-from evals.jobs import Progress, expert_bytes, load_model, load_tokenizer, model_hash, provenance
+from evals.jobs import Progress, expert_bytes, load_calibration, load_model, load_tokenizer, provenance
 from evals.lm_tasks import load_task
 from evals.parallel import ahead
 from evals.pass_at import pass_at_1
@@ -68,11 +67,8 @@ class Run:
     def __init__(self, a: argparse.Namespace, tasks: dict[str, Task], resolved: list[dict]) -> None:
         self.a, self.tasks = a, tasks
         self.files = dict(zip((value["id"] for value in resolved), a.resolved, strict=True))
-        weights, of_demand = model_hash(a.model_dir), demand_facts(a.demand)["model"]
-        if of_demand != weights:
-            raise error(f"{a.demand} is of model {of_demand}", f"{weights}, as in {a.model_dir}", "calibrate again")
+        self.demand, weights = load_calibration(a.demand, a.model_dir)
         self.tokenizer, _ = load_tokenizer(a.model_dir, a.revision)
-        self.demand = load_demand(a.demand)
         self.model = load_model(a.model_dir, a.dtype, 1, a.revision)  # evals/parallel.py has the others
         self.attachment = attach(self.model)
         name, _, percent = a.slots.partition("=")

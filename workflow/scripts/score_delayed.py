@@ -12,11 +12,10 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
-from engine.demand import load_demand
 from engine.errors import main_guard
 from engine.files import atomic, write_json
 from engine.policies import find_policy, load_policies
-from evals.jobs import Progress, load_model, load_texts, load_tokenizer, model_hash, provenance
+from evals.jobs import Progress, load_calibration, load_model, load_texts, load_tokenizer, model_hash, provenance
 from evals.parallel import ahead
 from evals.perplexity import context_of, finite
 from evals.quality import CELL_FAILURES, emulate
@@ -47,7 +46,7 @@ def main() -> None:
     if wanted:
         tokenizer, bos = load_tokenizer(a.model_dir, a.revision)
         texts = load_texts(a.texts, tokenizer, bos, a.documents)
-        demand = load_demand(a.demand)
+        demand, _ = load_calibration(a.demand, a.model_dir)
         model = load_model(a.model_dir, a.dtype, 1, a.revision)  # evals/parallel.py has the others
         from engine.hook import attach
 

@@ -10,12 +10,11 @@ from pathlib import Path
 
 from safetensors.numpy import save_file
 
-from engine.demand import demand_facts, load_demand
-from engine.errors import error, main_guard
+from engine.errors import main_guard
 from engine.files import atomic, write_json
 from engine.policies import find_policy, load_policies
 from engine.residency import slots_from_percent
-from evals.jobs import Progress, load_model, load_texts, load_tokenizer, model_hash, provenance
+from evals.jobs import Progress, load_calibration, load_model, load_texts, load_tokenizer, provenance
 from evals.parallel import ahead
 from evals.perplexity import context_of
 from evals.quality import cells, emulate, load_routing, open_recording, record_of, replay_cell
@@ -45,10 +44,7 @@ def main() -> None:
     slot_percents = {name: float(percent) for name, _, percent in (pair.partition("=") for pair in a.slots)}
     tokenizer, bos = load_tokenizer(a.model_dir, a.revision)
     texts = load_texts(a.texts, tokenizer, bos, a.documents)
-    demand = load_demand(a.demand)
-    model, of_demand = model_hash(a.model_dir), demand_facts(a.demand)["model"]
-    if of_demand != model:
-        raise error(f"{a.demand} is of model {of_demand}", f"{model}, as in {a.model_dir}", "calibrate again")
+    demand, model = load_calibration(a.demand, a.model_dir)
     traces = {t.id: open_recording(a.traces / f"{t.id}.safetensors", t, model) for t in texts}
     recorded = traces[texts[0].id].provenance
 

@@ -15,12 +15,19 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from engine.decision import HIT
-from engine.demand import demand_facts, load_demand
-from engine.errors import error, main_guard
+from engine.errors import main_guard
 from engine.files import atomic, write_json
 from engine.hook import attach
 from engine.policies import load_policies
-from evals.jobs import Progress, expert_bytes, load_model, load_texts, load_tokenizer, model_hash, provenance
+from evals.jobs import (
+    Progress,
+    expert_bytes,
+    load_calibration,
+    load_model,
+    load_texts,
+    load_tokenizer,
+    provenance,
+)
 from evals.parallel import ahead
 from evals.perplexity import context_of
 from evals.quality import cells, emulate, mass_by_token, record_of
@@ -49,9 +56,7 @@ def main() -> None:
     tokenizer, bos = load_tokenizer(a.model_dir, a.revision)
     texts = load_texts(a.texts, tokenizer, bos, a.documents)
     texts = [cut(text, a.tokens, tokenizer, bos) for text in texts]
-    demand, weights = load_demand(a.demand), model_hash(a.model_dir)
-    if (of_demand := demand_facts(a.demand)["model"]) != weights:
-        raise error(f"{a.demand} is of model {of_demand}", f"{weights}, as in {a.model_dir}", "calibrate again")
+    demand, weights = load_calibration(a.demand, a.model_dir)
     model = load_model(a.model_dir, a.dtype, 1, a.revision)  # evals/parallel.py has the others
     context = context_of(model, a.context)
     progress = Progress("score sweep", len(policies) * sum(sum(text.scored) for text in texts))

@@ -1,0 +1,41 @@
+"""A sheet of the configuration: tab-separated, its header fixed, a row an id.
+
+sheet = read_sheet("config/tasks.tsv", COLUMNS, "the sheet of tasks", parse)     # by id, in the sheet's order
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from engine.errors import error
+
+Row = TypeVar("Row")  # has an `id`
+
+
+def read_sheet(
+    path: str | Path, columns: Sequence[str], what: str, parse: Callable[[dict[str, str], str], Row]
+) -> dict[str, Row]:
+    """parse(cells by column, `<path>:<line>`) makes a row. UserError names file, line and value."""
+    try:
+        with open(path, newline="", encoding="utf-8") as handle:
+            lines = list(csv.reader(handle, delimiter="\t"))
+    except OSError as exc:
+        raise error(f"{path}: {exc.strerror}", what, "check its path in the configuration") from None
+    except UnicodeDecodeError as exc:
+        raise error(f"{path}: byte {exc.start} is no UTF-8", "a sheet in UTF-8", "save it as UTF-8") from None
+    if not lines or tuple(lines[0]) != tuple(columns):
+        found = f"{path}:1: columns {lines[0] if lines else []}"
+        raise error(found, f"exactly {', '.join(columns)}", "mend the header")
+    rows: dict[str, Row] = {}
+    for number, cells in enumerate(lines[1:], start=2):
+        where = f"{path}:{number}"
+        if len(cells) != len(columns):
+            raise error(f"{where}: {len(cells)} cells", f"{len(columns)} separated by tabs", "mend the row")
+        row = parse(dict(zip(columns, cells, strict=True)), where)
+        if row.id in rows:
+            raise error(f"{where}: id '{row.id}' a second time", "one row an id", "rename or remove one")
+        rows[row.id] = row
+    return rows
