@@ -151,8 +151,8 @@ FAULTS: dict[str, Fault] = {
     ),
     "heavy_taken_for_light": Fault(
         DECISION,
-        "kind[k] == FETCH and g[k] < rule.tau and",
-        "kind[k] == FETCH and",
+        "(g[k] >= rule.tau) == heavy:",
+        "(g[k] >= rule.tau or not heavy):",
         LAWS + "test_law_heavy_and_light_keep_to_their_side_of_tau_and_off_the_first_choice"
         "[warm-many_light_next_best_frozen]",
     ),
@@ -208,7 +208,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "stand_in_recency_always": Fault(
         DECISION,
-        "elif rule.standin_recency:",
+        "elif kind[rank] == SUBSTITUTE and rule.standin_recency:",
         "else:",
         GOLDEN + "test_golden_recency_of_stand_ins[no-1-1]",
     ),
