@@ -34,8 +34,11 @@ STANDINS = {"next_best": 0, "random": 1}
 EVICTIONS = {"belady": 0, "fifo": 1, "frozen": 6, "lfu": 2, "lfu_decay": 3, "lru": 4, "random": 5}
 
 HIT, FETCH, SUBSTITUTE, DROP, IN_PLACE = 0, 1, 2, 3, 4  # kind of an entry of the decision log
-# causes of a move: fetched now / a pending load promoted / a background load issued / it arrived
-FETCHED, PROMOTED, ISSUED, ARRIVED = 0, 1, 2, 3
+# causes of a move: fetched now / a pending load promoted / a background load issued / it arrived / fetched from where a
+# prefetch had brought it
+FETCHED, PROMOTED, ISSUED, ARRIVED, TAKEN = 0, 1, 2, 3, 4
+CAUSES = 5
+STAGED = 4  # records that prefetches may have brought for one event: rows beside the slots of all layers
 NEVER = np.int32(2**31 - 1)  # due step of a load completed from outside; next use of an expert not used again
 _RESCALE = 2.0**500  # decayed counters are divided by this, exactly, before their unit overflows
 
@@ -122,6 +125,9 @@ class Events(NamedTuple):
     weights: np.ndarray  # [T, K] float32, gate weights
     scores: np.ndarray  # [T, E] float32, selection scores
     logits: np.ndarray  # [T, E] float32, router logits
+    staged: (
+        np.ndarray
+    )  # [T, N] int32, whose records a prefetch has brought, best first, -1 none; width 0: no prefetching
 
 
 class Work(NamedTuple):
@@ -133,6 +139,7 @@ class Work(NamedTuple):
     kind: np.ndarray  # int64
     picked: np.ndarray  # int64, stand-ins, best first
     picked_score: np.ndarray  # float64
+    staged: np.ndarray  # bool
     keys: np.ndarray  # [S] float64, eviction score of the resident; inf: none, or this event uses it
 
 
@@ -371,6 +378,23 @@ def _mark_misses(rule, row, g, kind):
         _mark_paid(False, rule, row, g, kind)
 
 
+# ---- prefetched records ---------------------------------------------------------------------------------------------
+@njit(cache=True, inline="always")
+def _is_staged(experts, staged, t, e):
+    """Whether `e`, not resident, is among the first STAGED of the event's list that are neither resident nor pending."""
+    found = 0
+    for i in range(staged.shape[1]):
+        other = staged[t, i]
+        if other < 0 or experts[other].slot >= 0 or experts[other].load_slot >= 0:
+            continue
+        if other == e:
+            return True
+        found += 1
+        if found == STAGED:
+            break
+    return False
+
+
 # ---- stand-ins and their weights ------------------------------------------------------------------------------------
 @njit(cache=True, inline="always")
 def _pick_standins(slots, row, rule, scores, t, wanted, work):
@@ -500,8 +524,14 @@ def decide_event(slots, experts, row, rule, events, t, log, moves, n, work):
     if pays:
         row.account += rule.share
     if misses > 0:
-        # 3. the miss rule
+        # 3. the miss rule; a record that a prefetch has brought costs no wait, so it is fetched whatever the rule says
         _mark_misses(rule, row, g, kind)
+        for rank in range(K):
+            work.staged[rank] = False
+            if events.staged.shape[1] > 0 and kind[rank] != HIT:
+                work.staged[rank] = _is_staged(experts, events.staged, t, chosen[t, order[rank]])
+                if work.staged[rank]:
+                    kind[rank] = FETCH
 
         # 4. stand-ins in rank order; none left: that miss is fetched, and not paid for
         wanted = 0
@@ -539,7 +569,7 @@ def decide_event(slots, experts, row, rule, events, t, log, moves, n, work):
                 if experts[e].missing_mass >= rule.beta:
                     _remove_over(experts, row, e)
                 slot, victim = _vacate(slots, experts, row, rule, keys)
-                n = _record(moves, n, step, e, slot, victim, FETCHED)
+                n = _record(moves, n, step, e, slot, victim, TAKEN if work.staged[rank] else FETCHED)
             _settle(slots, experts, row, slot, e)
             experts[e].in_use = step
 
@@ -675,6 +705,7 @@ def make_work(K, keys):
         np.empty(K, np.int64),
         np.empty(K, np.int64),
         np.empty(K, np.float64),
+        np.zeros(K, np.bool_),
         keys,
     )
 

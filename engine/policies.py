@@ -33,6 +33,9 @@ COLUMNS = (
     "beta",
     "seed",
 )
+OPTIONAL = ("prefetch", "schedule")  # columns that a sheet may leave out: `-` in every row
+PREFETCH = ("gate_replay", "markov", "mlp", "oracle", "random", "spec_prefetch")  # predictors (engine/predictors.py)
+SCHEDULES = ("always", "pieces", "window")  # engine/scheduler.py
 STANDIN_WEIGHTS = ("missing", "own")
 # miss rules that can call for a stand-in; of these, those that read tau, and those that read share
 SUBSTITUTING = ("few_heavy", "many_light", "mass_budget", "substitute_all", "threshold")
@@ -60,6 +63,8 @@ class Policy:
     half_life_tokens: float | None
     beta: float | None
     seed: int | None
+    prefetch: str | None = None
+    schedule: str | None = None
 
     @property
     def lossless(self) -> bool:
@@ -74,7 +79,7 @@ class Policy:
     @property
     def clairvoyant(self) -> bool:
         """It needs the whole trace in advance, so it cannot generate."""
-        return self.eviction == "belady"
+        return self.eviction == "belady" or self.prefetch == "oracle"
 
     def rule(self, *, sigmoid: bool = False, delay: int = 1) -> Rule:
         """As the decision reads it. sigmoid: the model's score rule; delay: 1 is `next_step`, 0 told from outside."""
@@ -97,13 +102,15 @@ class Policy:
 
 def load_policies(path: str | Path) -> dict[str, Policy]:
     """The sheet as a dict by id, in the sheet's order. UserError names file, row and value."""
-    return read_sheet(path, COLUMNS, "the sheet of policies", parse_row)
+    return read_sheet(path, COLUMNS, "the sheet of policies", parse_row, OPTIONAL)
 
 
 def distinct(*sheets: Mapping[str, Policy]) -> dict[str, Policy]:
-    """Lossy policies of several sheets by id; of rows that differ in their id alone, the first."""
+    """Lossy policies of several sheets by id; of rows that differ in their id alone, the first. None that prefetches."""
     found: dict[Policy, Policy] = {}
-    for policy in (policy for sheet in sheets for policy in sheet.values() if not policy.lossless):
+    for policy in (policy for sheet in sheets for policy in sheet.values()):
+        if policy.lossless or policy.prefetch:
+            continue
         found.setdefault(replace(policy, id=""), policy)
     named = {policy.id: policy for policy in found.values()}
     if len(named) < len(found):
@@ -121,6 +128,7 @@ def find_policy(policies: dict[str, Policy], name: str) -> Policy:
 # ---- one row --------------------------------------------------------------------------------------------------------
 def parse_row(row: dict[str, str], where: str) -> Policy:
     """Check one row, given as strings. `where` opens every message, e.g. `config/policies.tsv:4`."""
+    row = dict.fromkeys(OPTIONAL, "-") | row
     if not ID.fullmatch(row["id"]):
         raise error(f"{where}: id '{row['id']}'", "letters, digits, '_' or '-'", "ids become file names: rename it")
     miss_rule = _choice(row, "miss_rule", MISS_RULES, where)
@@ -140,8 +148,8 @@ def parse_row(row: dict[str, str], where: str) -> Policy:
         ),
         share=_number(row, "share", where, miss_rule in ("mass_budget", *PAYING), f"miss_rule {miss_rule}", 1.0),
         renormalise=_flag(row, "renormalise", where, miss_rule == "drop", f"miss_rule {miss_rule}"),
-        standin=_word(row, "standin", STANDINS, where, substitutes, miss_rule),
-        standin_weight=_word(row, "standin_weight", STANDIN_WEIGHTS, where, substitutes, miss_rule),
+        standin=_word(row, "standin", STANDINS, where, substitutes, f"miss_rule {miss_rule}"),
+        standin_weight=_word(row, "standin_weight", STANDIN_WEIGHTS, where, substitutes, f"miss_rule {miss_rule}"),
         standin_recency=_flag(row, "standin_recency", where, substitutes, f"miss_rule {miss_rule}"),
         eviction=eviction,
         half_life_tokens=_number(
@@ -157,8 +165,16 @@ def parse_row(row: dict[str, str], where: str) -> Policy:
         if row["beta"] == "-"
         else _number(row, "beta", where, miss_rule != "fetch", "miss_rule fetch, where nothing goes missing,"),
         seed=_seed(row, where, random),
+        prefetch=None if row["prefetch"] == "-" else _choice(row, "prefetch", PREFETCH, where),
+        schedule=_word(row, "schedule", SCHEDULES, where, row["prefetch"] != "-", "prefetch '-'"),
     )
-    if policy.clairvoyant and not policy.lossless:
+    if policy.prefetch and (policy.eviction == "belady" or policy.in_place):
+        raise error(
+            f"{where}: prefetch {policy.prefetch} with eviction {policy.eviction}",
+            "an eviction that does not need the future, and lets experts in",
+            "write '-', or choose another eviction",
+        )
+    if policy.eviction == "belady" and not policy.lossless:
         raise error(
             f"{where}: eviction belady with miss_rule {miss_rule}",
             "miss_rule fetch (only then is the future known)",
@@ -184,9 +200,10 @@ def refuse_in_place(policy: Policy, instrument: str) -> None:
 
 
 def as_row(policy: Policy) -> dict[str, str]:
-    """The cells of a policy's row: `parse_row` makes the same policy of them."""
+    """The cells of a policy's row, of the optional ones those that say something: `parse_row` makes the policy anew."""
     words = {None: "-", True: "yes", False: "no"}
-    cells = {column: getattr(policy, column) for column in COLUMNS}
+    said = [column for column in OPTIONAL if getattr(policy, column) is not None]
+    cells = {column: getattr(policy, column) for column in (*COLUMNS, *said)}
     return {name: words[cell] if cell is None or isinstance(cell, bool) else str(cell) for name, cell in cells.items()}
 
 
@@ -204,7 +221,7 @@ def _unread(row, column, where, reader):
 
 def _word(row, column, known, where, read, reader):
     if not read:
-        _unread(row, column, where, f"miss_rule {reader}")
+        _unread(row, column, where, reader)
         return None
     return _choice(row, column, known, where)
 

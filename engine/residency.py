@@ -144,18 +144,20 @@ class Residency:
         logits: np.ndarray | None = None,
         *,
         chosen_scores: np.ndarray | None = None,
+        staged: np.ndarray | None = None,
         rule: Rule | None = None,
     ) -> tuple[Log, np.ndarray]:
         """The events of one lane and layer in order.
 
         chosen [T, K] integers in the model's own order, weights [T, K] gate weights, scores [T, E] selection scores,
         logits [T, E] router logits (default: the scores). Without scores, `chosen_scores` [T, K] will do for a rule
-        that reads no others (`needs_scores`). rule: another than the residency's own (prefill). Returns the decision
-        log and the moves. Raises UserError on non-finite weights or a shape that does not fit.
+        that reads no others (`needs_scores`). staged [T, N]: experts whose records a prefetch has brought by that
+        event, best first, -1 none. rule: another than the residency's own (prefill). Returns the decision log and the
+        moves. Raises UserError on non-finite weights or a shape that does not fit.
         """
         row = self._row(lane, layer)
         rule = self.rule if rule is None else rule
-        events, log = self._arrays(np.shape(chosen)[:1], chosen, weights, scores, logits, chosen_scores, rule)
+        events, log = self._arrays(np.shape(chosen)[:1], chosen, weights, scores, logits, chosen_scores, rule, staged)
         moves = self._scan(row, rule, events, log, 0, 1, _UNLINKED)
         return log, moves
 
@@ -168,25 +170,28 @@ class Residency:
         logits: np.ndarray | None = None,
         *,
         chosen_scores: np.ndarray | None = None,
+        staged: np.ndarray | None = None,
         linked: list[np.ndarray] | None = None,
     ) -> tuple[Log, list[np.ndarray]]:
         """The events of one lane in all layers, the layers one after another over arrays that are not copied.
 
-        As `decide`, with an axis of layers: chosen, weights, chosen_scores [T, L, K], scores and logits [T, L, E]; the
-        log has it too, the moves are a list by layer. linked: for belady over a part of a trace, [T, K] a layer.
+        As `decide`, with an axis of layers: chosen, weights, chosen_scores [T, L, K], scores and logits [T, L, E],
+        staged [T, L, N]; the log has it too, the moves are a list by layer. linked: for belady over a part of a trace,
+        [T, K] a layer.
         """
-        events, log = self.arrays(chosen, weights, scores, logits, chosen_scores)
+        events, log = self.arrays(chosen, weights, scores, logits, chosen_scores, staged)
         moves = []
         for layer in range(self.layers):
             future = _UNLINKED if linked is None else linked[layer]
             moves.append(self._scan(self._row(lane, layer), self.rule, events, log, layer, self.layers, future))
         return Log(*(array.reshape(len(chosen), self.layers, *array.shape[1:]) for array in log)), moves
 
-    def arrays(self, chosen, weights, scores, logits=None, chosen_scores=None) -> tuple[Events, Log]:
+    def arrays(self, chosen, weights, scores, logits=None, chosen_scores=None, staged=None) -> tuple[Events, Log]:
         """The arguments of `decide_layers`, checked, as the decision's own arrays [T * L, ...], and an empty log."""
-        return self._arrays((len(chosen), self.layers), chosen, weights, scores, logits, chosen_scores, self.rule)
+        shape = (len(chosen), self.layers)
+        return self._arrays(shape, chosen, weights, scores, logits, chosen_scores, self.rule, staged)
 
-    def _arrays(self, shape, chosen, weights, scores, logits, chosen_scores, rule) -> tuple[Events, Log]:
+    def _arrays(self, shape, chosen, weights, scores, logits, chosen_scores, rule, staged) -> tuple[Events, Log]:
         """shape: of events, (T,) or (T, L). UserError on arrays that do not fit it."""
         axes = "T, L" if len(shape) == 2 else "T"
         events = math.prod(shape)
@@ -219,6 +224,11 @@ class Residency:
             raise error(
                 f"chosen_scores {chosen_scores.shape}", f"as chosen, {chosen.shape}", "pass one a chosen expert"
             )
+        staged = np.empty((*shape, 0), np.int32) if staged is None else _own(staged, np.int32)
+        if staged.shape[:-1] != shape or (staged.size and not -1 <= staged.min() <= staged.max() < self.experts):
+            raise error(
+                f"staged {staged.shape}", f"[{axes}, N] of ids below {self.experts}", "pass one row an event, -1 none"
+            )
         log = Log(
             executed=np.empty((events, self.top_k), np.int32),
             weights=np.empty((events, self.top_k), np.float32),
@@ -226,7 +236,7 @@ class Residency:
             first=np.empty(events, np.int8),
             g=np.empty((events, self.top_k), np.float32),
         )
-        wanted = (chosen, chosen_scores, weights, scores, logits)
+        wanted = (chosen, chosen_scores, weights, scores, logits, staged)
         return Events(*(array.reshape(events, array.shape[-1]) for array in wanted)), log
 
     def _scan(self, row, rule, events, log, first, stride, linked) -> np.ndarray:
