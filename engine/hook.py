@@ -38,6 +38,7 @@ class Call:
     weights: torch.Tensor
     scores: torch.Tensor  # selection scores: what the router ranks by
     logits: torch.Tensor  # router logits: what the weights are made of
+    router_input: torch.Tensor  # [T, D], what the router module was given: a view, for the length of the call
     stock: Callable[..., torch.Tensor]  # the implementation in use before attach
 
     def compute(self, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -128,6 +129,7 @@ class _Layer:
     router: nn.Module
     stock: Callable[..., torch.Tensor]
     output: torch.Tensor | None = None  # the router's last recorded output
+    input: torch.Tensor | None = None  # what it was given
 
 
 class Attachment:
@@ -190,7 +192,7 @@ def attach(model: nn.Module) -> Attachment:
         layer = _Layer(attachment, number, router, stock)
         experts.__dict__["_expertmiss"] = layer  # not a submodule: kept out of parameters and state
         attachment.layers.append(experts)
-        attachment._hooks.append(router.register_forward_hook(_keep_output(layer, index)))
+        attachment._hooks.append(router.register_forward_hook(_keep(layer, index)))
     ALL_EXPERTS_FUNCTIONS.register(IMPLEMENTATION, _experts_forward)
     model.set_experts_implementation(IMPLEMENTATION)
     try:
@@ -233,8 +235,9 @@ def _absent(experts: nn.Module) -> bool:
     return any(parameter.is_meta for parameter in experts.parameters())
 
 
-def _keep_output(layer: _Layer, index: int) -> Callable[..., None]:
-    def keep(_module: nn.Module, _args: tuple, output: object) -> None:
+def _keep(layer: _Layer, index: int) -> Callable[..., None]:
+    def keep(_module: nn.Module, args: tuple, output: object) -> None:
+        layer.input = args[0]
         layer.output = output[index] if isinstance(output, tuple | list) else output
 
     return keep
@@ -246,13 +249,14 @@ def _experts_forward(
     """What transformers calls for every layer's experts, once registered under IMPLEMENTATION."""
     layer: _Layer = module._expertmiss
     output = layer.output.reshape(len(hidden), -1)  # [T, E]
-    layer.output = None
+    router_input = layer.input.reshape(len(hidden), -1)  # [T, D]
+    layer.input = layer.output = None
     attachment = layer.attachment
     scores = logits = output
     if attachment.rule_name:
         scores, logits = SCORE_RULES[attachment.rule_name].scores(layer.router, output)
-    call = Call(layer.number, module, hidden, top_k_index, top_k_weights, scores, logits, layer.stock)
-    return attachment.handler(call)
+    chosen = (top_k_index, top_k_weights)
+    return attachment.handler(Call(layer.number, module, hidden, *chosen, scores, logits, router_input, layer.stock))
 
 
 @torch.no_grad()

@@ -71,7 +71,9 @@ def test_law_a_call_carries_what_the_model_chose(family, tiny_moe, random_ids):
         calls = record(attachment)
         model(ids)
         grouped = attachment.sigmoid
+        assert all((layer._expertmiss.input, layer._expertmiss.output) == (None, None) for layer in attachment.layers)
     for call in calls:
+        assert torch.equal(call.router_input, call.hidden)  # in these families; others norm one of them
         assert call.scores.shape == call.logits.shape == (64, 16)
         assert call.index.shape == call.weights.shape == (64, 4)
         chosen = call.index.sort(dim=-1).values
