@@ -21,7 +21,7 @@ import torch
 from engine.decision import MISS_RULES
 from engine.errors import error
 from engine.hook import Attachment, Call
-from engine.log import DecisionLog, LogWriter
+from engine.log import DecisionLog, Executed, LogWriter
 from engine.phase import PhasedHandler
 from engine.policies import Policy
 from engine.residency import Demand, Residency
@@ -134,7 +134,7 @@ class Replayer(PhasedHandler):
 
     decodes_wide = True
 
-    def __init__(self, attachment: Attachment, log: DecisionLog) -> None:
+    def __init__(self, attachment: Attachment, log: DecisionLog | Executed) -> None:
         layers, top_k = log.executed.shape[1:]
         if (layers, top_k) != (len(attachment.layers), attachment.top_k):
             raise error(
