@@ -15,7 +15,7 @@ import pandas as pd
 
 from engine.errors import main_guard
 from engine.files import atomic
-from engine.policies import BASELINE
+from engine.policies import BASELINE, COLUMNS
 from evals.jobs import Progress
 from evals.quality_tables import difference, identity, model_rows
 from evals.records import Scored, load_scored
