@@ -19,6 +19,7 @@ from engine.predictors import (
     load_predictor,
     make_predictor,
     multiply_adds,
+    chances,
     names,
     of_arrays,
     pairs,
@@ -309,3 +310,22 @@ def test_a_router_without_exactly_one_product_is_refused_by_name(change, attache
 def test_many_tokens_of_markov_have_no_order_in_decoding(attached):
     with pytest.raises(UserError, match="5 tokens at once"):
         of_arrays("markov", attached(), made_up("markov")).predict(0, torch.zeros(5, D))
+
+
+# ---- chances ---------------------------------------------------------------------------------------------------------
+def test_golden_chances_are_odds_of_the_claim_over_the_first_that_is_none_of_the_k():
+    claims = np.array([[0.4, 0.2, 0.1, 0.05, 0.0]])
+    found = chances(claims, 2)  # the bar is 0.1
+    odds = np.exp(-1) * np.array([4.0, 2.0, 1.0, 0.5, 0.0]) ** 4
+    np.testing.assert_allclose(found[0], odds / (1 + odds), rtol=1e-12)
+
+
+@pytest.mark.parametrize("number", [3, 8, 20])
+def test_law_chances_keep_the_order_and_zero(number):
+    rng = np.random.default_rng(number)
+    p = rng.dirichlet(np.full(16, 0.3), size=50).astype(np.float32)
+    p[7] = 0
+    ids, plain = names(p, number)
+    same, found = names(p, number, 4)
+    assert (ids == same).all() and (np.diff(found, axis=-1) <= 0).all()
+    assert ((0 <= found) & (found <= 1)).all() and ((found == 0) == (plain == 0)).all()
