@@ -16,10 +16,10 @@ from engine.inflate import inflate
 from engine.predictors import (
     PREDICTORS,
     TRAINED,
+    chances,
     load_predictor,
     make_predictor,
     multiply_adds,
-    chances,
     names,
     of_arrays,
     pairs,
