@@ -139,14 +139,22 @@ def _sign_changes(part: Part, evidence: Evidence, slots: str, rules: Preregistra
     return Counted(list(quantities), float(sum(changed)), tokens, "correlations")
 
 
+def _no_predictions(part: Part, evidence: Evidence, slots: str, rules: Preregistration) -> Quantity:
+    raise NotRun("this run has no predictions")
+
+
 MEASURES = {
     "agreement_correlation": ledger_correlations.agreement,
     "correlation_over_documents": ledger_correlations.over_documents,
     "correlation_over_policies": ledger_correlations.over_policies,
     "loss_per_substitution": _loss_per_substitution,
     "mass_ratio": _mass_ratio,
+    "identical_share": _no_predictions,
     "miss_rate": _share(lambda cell: cell["demands"] - cell["hits"]),
+    "parameters": _no_predictions,
     "perplexity_change": _perplexity_change,
+    "recall": _no_predictions,
+    "recall_difference": _no_predictions,
     "rank_correlation_over_policies": ledger_correlations.rank_over_policies,
     "sign_changes": _sign_changes,
     "substituted_share": _share(lambda cell: cell["substitutions"]),
