@@ -129,6 +129,7 @@ def timed(hosts=HOSTS, models=("reference",), noise: float = 0.002, **changes) -
                 row |= {"slots": RULES.slots, "slots_percent": 25.0, "text": text, "topic": topic, "document": f"d{i}"}
                 row |= {"tokens": 8, "timed_tokens": 7, "time_s": 7 / times * (1 + rng.normal(0, noise))}
                 row |= {"loss_nats": 24.0 + effect, "lossy_without_effect": False, "background_inert": False}
+                row |= {"compared": 16, "identical": 16 if policy == RULES.baseline else 3}
                 rows.append(row | changes)
     return pd.DataFrame(rows)
 

@@ -342,6 +342,7 @@ def measured_documents(hosts: dict[str, str]) -> pd.DataFrame:
                     row |= {"slots_percent": 25.0, "text": text, "topic": topic, "document": f"doc{i}", "tokens": 8}
                     row |= {"timed_tokens": 7, "time_s": 7 / faster * (1 + rng.normal(0, 0.002))}
                     row |= {"loss_nats": 24 + 8 * (np.log(1.01) if faster > 1 else 0) * (1 + rng.normal(0, 0.01))}
+                    row |= {"compared": 8, "identical": 8 if faster == 1.0 else 0}
                     rows.append(row | {"lossy_without_effect": False, "background_inert": False})
     return pd.DataFrame(rows)
 
