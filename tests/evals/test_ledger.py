@@ -226,7 +226,7 @@ def test_the_inflated_size_decides_where_it_was_measured(tmp_path):
     assert conclude(list(verdicts("P1.7", RUN, lifted(own), own).values()))[0] == REFUTED
 
 
-@pytest.mark.parametrize("row", ["P1.8", "P1.9", "P2.4", "P2.5"])
+@pytest.mark.parametrize("row", ["P1.8", "P1.9", "P2.3", "P2.4", "P2.5"])
 def test_other_claims_are_not_lifted_by_measured_hosts(row, tmp_path):
     speed = measured_speed(timed(), tmp_path / "d.csv")
     assert lift(RULES.rows[row], speed.measured) is RULES.rows[row]
