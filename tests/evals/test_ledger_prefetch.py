@@ -277,7 +277,10 @@ def test_other_predictors_are_reported(tmp_path):
     found = on_hosts("P2.3", changed(two_links(), "identical", 8, policy="gate_replay"), tmp_path)
     one = found["identical_gate_replay_on_box_disk"]
     assert one.verdict is None and one.finding.interval.estimate == 50 and whole(found) == SUPPORTED
-    assert "prefetch_oracle is not measured at s25 on box, disk" in found["identical_oracle_on_box_disk"].reason
+    lone = [frame[frame["policy"] != "gate_replay"] for frame in two_links()]
+    found = on_hosts("P2.3", lone, tmp_path)
+    assert "gate_replay is not measured at s25 on box, disk" in found["identical_gate_replay_on_box_disk"].reason
+    assert whole(found) == SUPPORTED
 
 
 LACKING = {
