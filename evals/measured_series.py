@@ -26,7 +26,17 @@ from engine.geometry import Geometry
 from engine.host import parse_host
 from engine.host_times import Host, Link
 from engine.log import count
-from engine.measured_run import DEMAND, PROFILE, cell_of, check_rates, load_run, policy_of, read_rescored, records
+from engine.measured_run import (
+    DEMAND,
+    PROFILE,
+    Run,
+    cell_of,
+    check_rates,
+    load_run,
+    policy_of,
+    read_rescored,
+    records,
+)
 from engine.policies import Policy
 from engine.simulator import simulate
 from engine.timing import Timing, limit_bytes_per_s
@@ -62,6 +72,7 @@ class Series:
     failed_loads: int = 0
     other_cores: float = math.nan  # that other work on the machine kept busy, in the mean
     reason: str = ""  # what is wrong with other runs of the cell, or why there are no losses
+    outputs: dict[int, np.ndarray] = field(default_factory=dict)  # by repeat: [T, bytes], what every token came to
 
     @property
     def later(self) -> np.ndarray:
@@ -69,6 +80,20 @@ class Series:
         mask = np.ones(self.token_s.shape[1], bool)
         mask[np.cumsum([0, *(tokens for _, tokens in self.documents)])[:-1]] = False
         return mask
+
+
+def output_of(run: Run) -> np.ndarray:
+    """[T, bytes] uint8: loss, executed experts and combine weights of every token, bit by bit."""
+    arrays = (run.losses, run.log.executed, run.log.weights)
+    tokens = len(run.losses)
+    return np.hstack([np.ascontiguousarray(array).reshape(tokens, -1).view(np.uint8) for array in arrays])
+
+
+def identical(one: Series, other: Series) -> np.ndarray:
+    """[R, T] bool: tokens that came to the same, in every repeat that both have."""
+    pairs = [(output, other.outputs[repeat]) for repeat, output in one.outputs.items() if repeat in other.outputs]
+    same = [(a == b).all(axis=1) if a.shape == b.shape else np.zeros(len(a), bool) for a, b in pairs]
+    return np.array(same, bool).reshape(len(pairs), one.token_s.shape[1])
 
 
 def add_up(counts: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -160,6 +185,7 @@ class MeasuredSize:
             sum(len(row["failed_loads"]) for _, row in runs),
             float(np.mean([row.get("other_cores", math.nan) for _, row in runs])),
             "; ".join(dict.fromkeys(reasons)),
+            {row["repeat"]: output_of(run) for run, row in runs},
         )
 
     def documents(self, link: str, text: str) -> list[tuple[str, int]]:

@@ -32,7 +32,7 @@ COLUMNS = (*MODEL, *CELL, *MACHINE, "text", "topic", "instrument", *COUNTS, *TIM
 COLUMNS += ("other_cores", "null_s", "level", "status", "reason")
 DOCUMENT_COLUMNS = ("model", "size", "rehearsal", "host", "fingerprint", "link", "link_status", "policy", "lossless")
 DOCUMENT_COLUMNS += ("slots", "slots_percent", "text", "topic", "document", "tokens", "timed_tokens", "time_s")
-DOCUMENT_COLUMNS += ("loss_nats", "lossy_without_effect", "background_inert")
+DOCUMENT_COLUMNS += ("loss_nats", "lossy_without_effect", "background_inert", "compared", "identical")
 BOUNDS = ("stall_s", "link_bound_s", "stall_over_link", "token_bound_s", "token_over_bound")
 RATIOS = ("median_ratio", "p95_ratio")  # simulator over engine
 ERROR_COLUMNS = ("model", "size", "host", "profile_quick", "link", "link_status", "slots", "policy", "tokens")
@@ -70,7 +70,10 @@ def read_measured(path: str | Path | None) -> pd.DataFrame:
 
 
 def read_documents(path: str | Path | None) -> pd.DataFrame:
-    """Seconds and losses of every document, by the engine. Empty without a path. UserError as of `read_measured`."""
+    """Seconds and losses of every document, by the engine. Empty without a path. UserError as of `read_measured`.
+
+    identical: of `compared` tokens, all repeats that the baseline has too, those that came to the same bit by bit.
+    """
     if path is None:
         return pd.DataFrame(columns=list(DOCUMENT_COLUMNS))
     table = read_words(path, DOCUMENT_COLUMNS, "the documents of measured hosts", rows=False)
@@ -80,6 +83,8 @@ def read_documents(path: str | Path | None) -> pd.DataFrame:
         to_flags(path, table, name)
     for name in ("tokens", "timed_tokens", "time_s", "slots_percent"):
         to_numbers(path, table, name, needed=True, low=1e-12)
+    for name in ("compared", "identical"):
+        to_numbers(path, table, name, needed=True, low=0)
     to_numbers(path, table, "loss_nats", needed=False)
     return table
 

@@ -296,6 +296,37 @@ def test_documents_sum_to_the_rows(case):
         assert own["tokens"].sum() == row["tokens"] and own["loss_nats"].notna().all()
 
 
+def test_what_a_token_came_to_is_compared_with_the_baseline_bit_by_bit(case, own):
+    documents = read_documents(case.table("measured_documents"))
+    repeats = documents["link"].map({link: repeats for link, (*_, repeats) in LINKS.items()})
+    assert (documents["compared"] == documents["tokens"] * repeats).all()
+    exact = documents["policy"] == BASELINE
+    assert (documents["identical"] == documents["compared"])[exact].all()
+    assert (documents["identical"] < documents["compared"])[~exact].any()
+
+    (changed, lost), where = TEST[:2], {"size": "512x64", "link": "disk", "policy": "quality_first"}
+    base = own.folder / "tiny" / "512x64" / "disk"
+    for policy in (BASELINE, "quality_first"):  # the same run twice, but for one bit of one weight
+        shutil.copy(
+            base / BASELINE / "s50" / changed / "2.safetensors", base / policy / "s50" / changed / "1.safetensors"
+        )
+
+    def flip(arrays, facts):
+        arrays["weights"].view(np.uint32)[-1, 0, 0] ^= 1
+
+    rewrite_run(base / "quality_first" / "s50" / changed / "1.safetensors", flip)
+    (base / "quality_first" / "s50" / changed / "2.safetensors").unlink()
+    for repeat, policy in ((1, BASELINE), (2, "quality_first")):
+        (base / policy / "s50" / lost / f"{repeat}.safetensors").unlink()
+    renew_hashes(own.folder)
+    made(own.tabulate())
+    found = read_documents(own.table("measured_documents")).query("size == '512x64' and link == 'disk'")
+    of_run = found[(found["policy"] == where["policy"]) & (found["text"] == changed)]
+    assert of_run["compared"].tolist() == of_run["tokens"].tolist()
+    assert (of_run["compared"] - of_run["identical"]).tolist() == [0] * (len(of_run) - 1) + [1]
+    assert (found[(found["policy"] == where["policy"]) & (found["text"] == lost)]["compared"] == 0).all()
+
+
 def test_engine_and_simulator_are_compared_over_all_texts(case):
     errors, rows = read_errors(case.table("engine_simulator")), table(case).query("text == 'all'")
     assert len(errors) == len(SIZES) * len(LINKS) * len(POLICIES) and (errors["reason"] == "").all()

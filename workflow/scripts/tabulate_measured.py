@@ -24,7 +24,7 @@ from engine.files import atomic
 from engine.measured_run import policy_of
 from engine.policies import BASELINE
 from evals.jobs import Progress
-from evals.measured_series import COUNTS, MASSES, Absent, MeasuredHost, MeasuredSize, Series, add_up
+from evals.measured_series import COUNTS, MASSES, Absent, MeasuredHost, MeasuredSize, Series, add_up, identical
 from evals.measured_tables import COLUMNS, DOCUMENT_COLUMNS, ENGINE, ERROR_COLUMNS, SIMULATOR
 from evals.quality import paired_interval
 from evals.records import is_rehearsal
@@ -175,7 +175,9 @@ class OneSize:
 
     # ---- documents ---------------------------------------------------------------------------------------------------
     def documents(self) -> list[dict]:
-        """Of the engine, by document: seconds of its tokens but the first, and its losses; means over the repeats."""
+        """Of the engine, by document: seconds of its tokens but the first, and its losses, means over the repeats; and
+        tokens of the repeats together that came to the same as the baseline's.
+        """
         lines = []
         for key, text in self.cells(self.size):
             own = self.found[ENGINE, key, text]
@@ -185,11 +187,14 @@ class OneSize:
             changed = own.counts["substitutions"] + own.counts["drops"] > 0
             facts["lossy_without_effect"] = not facts["lossless"] and not changed
             facts["background_inert"] = facts["beta"] is not None and facts["slots_count"] == self.record["top_k"]
+            base = self.found.get((ENGINE, (key[0], BASELINE, key[2]), text))
+            same = identical(own, base) if isinstance(base, Series) else np.zeros((0, own.token_s.shape[1]), bool)
             token_s, end = own.token_s.mean(axis=0), 0
             for name, tokens in own.documents:
                 begin, end = end, end + tokens
                 line = facts | {"document": name, "tokens": tokens}
                 line |= {"timed_tokens": tokens - 1, "time_s": token_s[begin + 1 : end].sum()}
+                line |= {"compared": same[:, begin:end].size, "identical": same[:, begin:end].sum()}
                 if own.losses is not None:
                     line["loss_nats"] = own.losses[begin:end].sum()
                 lines.append({column: line.get(column) for column in DOCUMENT_COLUMNS})
