@@ -4,8 +4,8 @@
    same weights. Why it matters: what the engine costs where nothing has to move; 1.10 is the most that is allowed.
 7. memory: peak resident memory of `generate` in a process of its own, above what imports take, beside non-expert
    weights + slots + 300 MB. Why it matters: a model ten times larger than that must run.
-8. predictor: what naming 16 experts of the next two layers takes before a layer's experts are computed, over the rest of
-   that layer. Why it matters: prefetching gains nothing that predicting loses; 0.03 is the most that is allowed.
+8. predictor: what naming 16 experts of the next two layers takes before a layer's experts are computed, over the rest
+   of that layer. Why it matters: prefetching gains nothing that predicting loses; 0.03 is the most that is allowed.
 
 Called by tests/bench.py, which gives the folder; the inflated model takes 13 GB of disk there and 6.5 GB of RAM.
 """
@@ -30,7 +30,7 @@ from engine.inflate import inflate
 from engine.offload_model import OpenModel
 from engine.pack import pack
 from engine.policies import load_policies
-from engine.predictors import names, of_arrays, pairs
+from engine.predictors import of_arrays, pairs
 from engine.residency import Demand
 from engine.skeleton import load_skeleton
 from engine.store import read_manifest
@@ -105,7 +105,7 @@ def _stock_token_s(model, ids: list[int]) -> float:
 
 @torch.inference_mode()
 def bench_predictor(size: str, store: Path, threads: int, repeats: int) -> dict:
-    """In the engine with S = E, at every event of a decoded text: an adapter of rank 64 whose numbers nobody trained."""
+    """In the engine with S = E, at every event of a decoded text: an adapter of rank 64 with made-up numbers."""
     torch.set_num_threads(threads)
     dtype = read_manifest(store).layout.dtype
     ids = [0, *np.random.default_rng(0).integers(1, 4000, TOKENS).tolist()]
@@ -120,7 +120,7 @@ def bench_predictor(size: str, store: Path, threads: int, repeats: int) -> dict:
 
         def handler(call):
             began = time.perf_counter()
-            names(predictor.predict(call.layer, call.router_input), 16)
+            predictor.names(call.layer, call.router_input, 16)
             spent.append(time.perf_counter() - began)
             return inner(call)
 

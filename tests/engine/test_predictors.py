@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from engine import kernels
 from engine.errors import UserError
 from engine.hook import attach, stock_handler
 from engine.inflate import inflate
@@ -129,6 +130,41 @@ def test_law_one_token_and_many_say_the_same(kind, attached):
     for layer in range(LAYERS):
         alone = torch.cat([predictor.predict(layer, x[t : t + 1]) for t in range(7)])
         assert torch.allclose(alone, predictor.predict(layer, x), atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("number", [3, E, E + 2])
+@pytest.mark.parametrize("family", ["deepseek_v3", "gpt_oss", "qwen3_moe"])  # sigmoid, with a bias, without
+@pytest.mark.parametrize("kind", sorted(set(PREDICTORS) - {"oracle", "random"}))
+def test_law_names_of_a_decoded_token_are_those_of_its_probabilities(kind, family, number, dtype, tiny_moe):
+    with attach(tiny_moe(family, num_hidden_layers=LAYERS).to(dtype)) as attachment:
+        predictor = of_arrays(kind, attachment, made_up(kind) if kind in TRAINED else None)
+        for layer in range(LAYERS):
+            predictor.observe(layer, np.arange(K)[None])
+        x = (3 * torch.randn(6, D, generator=torch.Generator().manual_seed(11))).to(dtype)
+        for layer, token in np.ndindex(LAYERS, len(x)):
+            claims = predictor.predict(layer, x[token : token + 1])[0].numpy()
+            said = predictor.names(layer, x[token : token + 1], number)
+            ids, wanted = names(claims, number)
+            assert [array.dtype for array in said] == [np.int32, np.float64] and said[0].shape == (2, number)
+            np.testing.assert_allclose(said[1], wanted, atol=2e-2 if dtype == torch.bfloat16 else 1e-5)
+            own = np.where(said[0] >= 0, np.take_along_axis(claims, np.maximum(said[0], 0), -1), 0)
+            np.testing.assert_allclose(own, said[1], atol=2e-2 if dtype == torch.bfloat16 else 1e-5)
+            assert np.array_equal(said[0] < 0, ids < 0)
+            assert all(len({*row} - {-1}) == (row >= 0).sum() for row in said[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_golden_compiled_names_fall_and_ties_go_to_the_lower_id(dtype):
+    """Rows of one target: 2, 5, 5, 1, 5; of the other: the bias alone decides."""
+    weight = torch.tensor([[2.0, 0], [5, 0], [5, 0], [1, 0], [5, 0], *[[0, 0]] * 5]).to(dtype)
+    bias = np.array([0] * 5 + [0, 0, 3, 0, 4], np.float32)
+    ids, claims = np.full((3, 4), -1, np.int32), np.zeros((3, 4))
+    kernels.foretell(weight, torch.tensor([[1.0, 7.0]]).to(dtype), bias, 5, ids, claims)
+    assert ids.tolist() == [[1, 2, 4, 0], [4, 2, 0, 1], [-1] * 4]
+    odds = np.exp([[5, 5, 5, 2], [4, 3, 0, 0]])
+    np.testing.assert_allclose(claims[:2], odds / (odds.sum(-1) + np.exp([1, 0]))[:, None], rtol=1e-6)
+    assert (claims[2] == 0).all()
 
 
 @pytest.mark.parametrize("kind", ["gate_replay", "mlp", "spec_prefetch"])
