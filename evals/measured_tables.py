@@ -19,7 +19,8 @@ from evals.figures import COLOURS, POOLED
 ENGINE, SIMULATOR = "engine", "simulator"
 KEY = ("host", "link", "model", "size", "policy", "slots", "text", "instrument")
 PREFETCH = ("prefetch", "schedule")  # a table may be older than these columns
-CELL = ("policy", "miss_rule", "eviction", "beta", *PREFETCH, "lossless", "slots", "slots_percent", "slots_count", "experts")
+CELL = ("policy", "miss_rule", "eviction", "beta", *PREFETCH, "lossless")
+CELL += ("slots", "slots_percent", "slots_count", "experts")
 MACHINE = ("host", "fingerprint", "host_status", "profile_quick", "link", "link_kind", "link_status")
 TIMES = ("token_s_mean", "token_s_median", "token_s_p95", "token_s_lowest_repeat", "token_s_highest_repeat")
 TIMES += ("first_token_s", "compute_s_mean", "stall_s_mean", "stall_share", "bytes_per_token")
@@ -45,8 +46,8 @@ NEEDED = (*TIMES[:3], "compute_s_mean", "stall_s_mean", "tokens", "repeats")
 
 
 def read_measured(path: str | Path | None) -> pd.DataFrame:
-    """measured.csv: flags as booleans, absent numbers NaN; `label` is the model with its size; `prefetch` and `schedule`
-    are empty where nothing is prefetched. Empty without a path.
+    """measured.csv: flags as booleans, absent numbers NaN; `label` is the model with its size, `prefetch` and
+    `schedule` are empty where nothing is prefetched. Empty without a path.
 
     UserError: not there, no table, a missing column, a cell that is no number, an `ok` row without a time, rows twice.
     """
