@@ -2,6 +2,7 @@
 
 Both come from the same record (engine/measured_run.py). The engine's are its runs, whose logs the emulator has scored;
 the simulator replays the recorded routing of the very same tokens with the host's own profile, frozen before the runs.
+What knows the future cannot run, so the bounds are the simulator's alone.
 
     host = MeasuredHost.open("results/measured/local", traces={"reference": "results/traces/reference"})
     for size in host.sizes:
@@ -13,7 +14,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +38,8 @@ from engine.measured_run import (
     read_rescored,
     records,
 )
-from engine.policies import Policy
+from engine.policies import BASELINE, Policy
+from engine.predictions import from_trace
 from engine.simulator import simulate
 from engine.timing import Timing, limit_bytes_per_s
 from engine.trace_file import open_trace
@@ -48,6 +50,10 @@ from evals.simulation import Loaded, Predicted, Said, load_parts
 
 COUNTS = ("events", "hits", "fetches", "substitutions", "drops")
 MASSES = ("substituted_mass", "dropped_mass")  # means over events
+BOUNDS = {  # the baseline with one part that knows the future, named as in the sheets
+    "fetch_belady": {"eviction": "belady", "half_life_tokens": None},
+    "prefetch_oracle": {"prefetch": "oracle", "schedule": "pieces"},
+}
 
 
 class Absent(Exception):
@@ -141,6 +147,17 @@ class MeasuredSize:
     traces: str | Path | None
     predictions: str | Path | None = None
 
+    @property
+    def bounds(self) -> dict[str, Policy]:
+        """By id; none where the baseline was not measured."""
+        if BASELINE not in self.record["policies"]:
+            return {}
+        baseline = policy_of(self.record, BASELINE)
+        return {name: replace(baseline, id=name, **parts) for name, parts in BOUNDS.items()}
+
+    def policy(self, name: str) -> Policy:
+        return self.bounds[name] if name in BOUNDS else policy_of(self.record, name)
+
     # ---- engine ------------------------------------------------------------------------------------------------------
     def engine(self, link: str, policy: str, slots: str, text: str) -> Series:
         """All its runs that are sound. Absent where there is none, with the reasons."""
@@ -228,7 +245,7 @@ class MeasuredSize:
             raise Absent(f"the profile has no link {link}")
         trace = self._trace(link, text)
         geometry = Geometry(**record["geometry"])
-        row, slots_count = policy_of(record, policy), record["slots"][slots]["count"]
+        row, slots_count = self.policy(policy), record["slots"][slots]["count"]
         try:
             timing = Timing.of(self.profile, link, geometry, slots_count, context_tokens=self.context_tokens(link))
             found = simulate(trace, row, timing, demand=self._demand, named=self._named(row, link, text))
@@ -280,10 +297,13 @@ class MeasuredSize:
         """What the policy's predictor says of the tokens that were timed."""
         if not policy.prefetch:
             return None
+        trace = self._trace(link, text)
+        if policy.prefetch == "oracle":
+            return Said(*from_trace(trace.whole.chosen, trace.whole.chosen_scores, trace.top_k))
         if self.predictions is None:
             raise Absent(f"no predictions of {self.record['model']} here")
         rows = [range(first, first + n) for _, first, n in self.record["passages"][link][text]]
-        return Predicted(self.predictions, [self._trace(link, text)])(policy.prefetch, text).parts(rows)
+        return Predicted(self.predictions, [trace])(policy.prefetch, text).parts(rows)
 
     # ---- physical limits ---------------------------------------------------------------------------------------------
     def bandwidth_bytes_per_s(self, link: str) -> float:
