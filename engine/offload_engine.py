@@ -119,7 +119,7 @@ class Engine(PhasedHandler):
             for expert, transfer in loads.items():
                 held = self.link.withdraw(transfer) or not _ended_well(transfer)
                 if held:
-                    self.slots.held[layer, self.slots.held[layer] == expert] = NOBODY
+                    self.slots.forget(layer, expert)
             loads.clear()
 
     # ---- the handler -----------------------------------------------------------------------------------------------
@@ -155,7 +155,7 @@ class Engine(PhasedHandler):
 
     def _compute(self, call: Call, rows: np.ndarray, weights: np.ndarray) -> torch.Tensor:
         """One token through the experts in these rows [K]."""
-        return decode_token(call.module, self.slots.parameters[call.layer], call.hidden, rows, weights, call.stock)
+        return decode_token(call.module, self.slots.parameters, call.hidden, rows, weights, call.stock)
 
     def _decide(self, call: Call, rule):
         scores = call.scores.detach().cpu().numpy()
@@ -191,7 +191,7 @@ class Engine(PhasedHandler):
         """A background load has failed: nobody is in its slot, and the run goes on."""
         self.failures.append(f"layer {layer}, expert {expert}: {transfer.error}")
         cancel_load(*(array[layer] for array in self.residency.state), expert)
-        self.slots.held[layer, self.slots.held[layer] == expert] = NOBODY
+        self.slots.forget(layer, expert)
 
     def _bring(self, layer: int, moves: np.ndarray) -> None:
         """Wait until everything that this event runs is there."""
@@ -220,15 +220,15 @@ class Engine(PhasedHandler):
     def _read(self, wanted: list[tuple[int, int]], layer: int) -> None:
         """(row, expert) of one layer, in the foreground."""
         rows = [row for row, _ in wanted]
-        self.slots.held[layer, rows] = NOBODY
+        self.slots.held[rows] = NOBODY
         for first in range(0, len(wanted), AT_ONCE):
-            self.link.fetch([self.slots.place(layer, row, e) for row, e in wanted[first : first + AT_ONCE]])
-        self.slots.held[layer, rows] = [expert for _, expert in wanted]
+            self.link.fetch([self.slots.place(row, layer, e) for row, e in wanted[first : first + AT_ONCE]])
+        self.slots.held[rows] = [expert for _, expert in wanted]
 
     def _issue(self, layer: int, slot: int, expert: int) -> None:
         row = int(self.slots.row_of_slot[layer, slot])
-        self.slots.held[layer, row] = expert  # on its way
-        self._loads[layer][expert] = self.link.issue(self.slots.place(layer, row, expert))
+        self.slots.held[row] = expert  # on its way
+        self._loads[layer][expert] = self.link.issue(self.slots.place(row, layer, expert))
 
     # ---- prefill -----------------------------------------------------------------------------------------------------
     def _prefill(self, call: Call) -> torch.Tensor:
@@ -250,42 +250,35 @@ class Engine(PhasedHandler):
         self._read([(row, expert) for row, expert in to_read if expert in arrived], layer)
         for row, expert in to_read:
             if expert not in arrived:
-                self.slots.held[layer, row] = expert  # on its way
-                self._loads[layer][expert] = self.link.issue(self.slots.place(layer, row, expert))
+                self.slots.held[row] = expert  # on its way
+                self._loads[layer][expert] = self.link.issue(self.slots.place(row, layer, expert))
         return output
 
     def _prefill_in_parts(self, call: Call, needed: list[int], rows: np.ndarray, wanted: np.ndarray):
         """First those that are here; then rows change hands and the others are read, a few at a time."""
         layer, output = call.layer, torch.zeros_like(call.hidden)
-        parameters = self.slots.parameters[layer]
         for expert in needed:
             if rows[expert] != NOBODY:
-                self._add(call, expert, {name: tensor[rows[expert]] for name, tensor in parameters.items()}, output)
+                self._add(call, expert, rows[expert], output)
         to_read = self.slots.arrange(layer, wanted)
         row_of = {expert: row for row, expert in to_read}
         missing = [expert for expert in needed if rows[expert] == NOBODY]
-        for first in range(0, len(missing), self.slots.staging):
-            batch = missing[first : first + self.slots.staging]
-            places = [
-                self.slots.place(layer, row_of[expert], expert)
-                if expert in row_of
-                else self.slots.stage(number, layer, expert)
-                for number, expert in enumerate(batch)
-            ]
+        staging = self.slots.staging_rows.tolist()
+        for first in range(0, len(missing), len(staging)):
+            batch = missing[first : first + len(staging)]
+            here = [row_of.get(expert, row) for expert, row in zip(batch, staging, strict=False)]
             began = time.perf_counter()
-            self.link.fetch(places)
+            self.link.fetch([self.slots.place(row, layer, e) for row, e in zip(here, batch, strict=True)])
             self.stalled_s += time.perf_counter() - began
-            for number, expert in enumerate(batch):
+            for row, expert in zip(here, batch, strict=True):
                 if expert in row_of:
-                    self.slots.held[layer, row_of[expert]] = expert
-                    one = {name: tensor[row_of[expert]] for name, tensor in parameters.items()}
-                else:
-                    one = {name: tensor[number] for name, tensor in self.slots.staged.items()}
-                self._add(call, expert, one, output)
+                    self.slots.held[row] = expert
+                self._add(call, expert, row, output)
         return output, [(row, expert) for row, expert in to_read if expert not in missing]
 
-    def _add(self, call: Call, expert: int, parameters: dict[str, torch.Tensor], output: torch.Tensor) -> None:
-        """Add what one expert gives the tokens that chose it to output [T, D]."""
+    def _add(self, call: Call, expert: int, row: int, output: torch.Tensor) -> None:
+        """Add what one expert, in this row, gives the tokens that chose it to output [T, D]."""
+        parameters = {name: tensor[row] for name, tensor in self.slots.parameters.items()}
         tokens, place = torch.where(call.index == expert)
         found = run_expert(call.module, parameters, call.hidden[tokens])
         output.index_add_(0, tokens, (found * call.weights[tokens, place, None]).to(output.dtype))

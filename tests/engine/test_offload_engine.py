@@ -113,8 +113,8 @@ def check_slots_hold_their_experts(both, engine):
         for slot, expert in enumerate(engine.residency.state.slots[layer]["expert"]):
             if expert >= 0:
                 row = engine.slots.row_of_slot[layer, slot]
-                assert engine.slots.held[layer, row] == expert
-                for name, tensor in engine.slots.parameters[layer].items():
+                assert engine.slots.held[row] == expert
+                for name, tensor in engine.slots.parameters.items():
                     torch.testing.assert_close(tensor[row], getattr(module.mlp.experts, name)[expert])
 
 
@@ -145,7 +145,7 @@ def test_prefill_is_exact_and_leaves_the_scans_residents(both, slots):
     engine, prompts = both.engine("speed_first", slots), [text(9, seed=8), text(30)]
     for prompt in prompts:
         both.store.reads.clear()
-        here = engine.slots.held.copy()
+        here = engine.slots.held[engine.slots.row_of_slot]  # [L, S]
         with engine.phase("prefill"):
             found = both.model(input_ids=torch.tensor([prompt])).logits
         wanted = both.whole(input_ids=torch.tensor([prompt])).logits
