@@ -3,17 +3,19 @@
 `add_times` prices decisions that were already made: without background loads they do not depend on time.
 `decide_by_clock` makes them token by token in all layers, while a single background transfer moves on beside compute:
 
-    layer_s | the layer has routed: ended loads of this layer arrive, decide | event_s | wait | experts_s | queue
+    layer_s | the layer has routed: ended loads of this layer arrive, decide | event_s | wait | plan | experts_s | queue
 
-* wait: what is left of the record in transit (no transfer is broken off), then fetch_s of what is fetched now. A
+* wait: what is left of the record or piece in transit (neither is broken off), then fetch_s of what is fetched now. A
   promoted load that is in transit is waited for, one that is only queued is fetched with the others, one whose transfer
   has ended is there.
+* plan: engine.scheduler says which prefetches pass until the next plan, piece by piece, before any background record.
+  What an event takes of them costs the pieces that are lacking; what it does not take is dropped.
 * Background records pass one at a time, first queued first, never during a foreground fetch. While one passes beside
   compute both are slower by the link's factors; while the model waits for it, it goes at full speed.
 
 Time is kept as what is left of the transfer, not as a date, so no precision is lost over a long trace. The decision is
 engine.decision's `decide_event`, which is called, never repeated. numba's cache on disk watches a function's own file
-alone; `run` therefore carries the hash of decision.py in its closure, which is part of numba's key.
+alone; `run` therefore carries the hash of decision.py and scheduler.py in its closure, which is part of numba's key.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ import numpy as np
 from numba import njit
 
 import engine.decision
+import engine.scheduler
 from engine.decision import (
     ARRIVED,
     DROP,
@@ -34,7 +37,9 @@ from engine.decision import (
     ISSUED,
     MOVE,
     PROMOTED,
+    STAGED,
     SUBSTITUTE,
+    TAKEN,
     Events,
     Log,
     Rule,
@@ -46,12 +51,14 @@ from engine.decision import (
     ready,
     refresh_keys,
 )
+from engine.scheduler import Window, new_entries, plan, release
 
 LOAD = np.dtype([("layer", np.int32), ("expert", np.int32), ("issued", np.int32)], align=True)  # issued: step
 TRANSIT = np.dtype(
     [
-        ("left_s", np.float64),  # of the record in transit, at full speed
-        ("layer", np.int32),  # of that record, -1 none
+        ("left_s", np.float64),  # of the record or piece in transit, at full speed
+        ("entry", np.int32),  # of a piece: the row beside the slots, -1: nobody's any more; BACKGROUND of a record
+        ("layer", np.int32),  # of it, -1 none
         ("expert", np.int32),
         ("issued", np.int32),
         ("head", np.int32),  # of the queue
@@ -59,6 +66,9 @@ TRANSIT = np.dtype(
     ],
     align=True,
 )
+
+
+BACKGROUND = -2
 
 
 class Times(NamedTuple):
@@ -70,8 +80,21 @@ class Times(NamedTuple):
     experts_s: np.ndarray  # [K + 1]
     fetch_s: np.ndarray  # [K + 1]
     background_s: float
+    predict_s: float  # what a predictor takes of a layer
+    piece_s: float
     slowdown_compute: float
     slowdown_transfer: float
+
+
+class Ahead(NamedTuple):
+    """What a policy that prefetches knows: of every event, what is named for the next layers."""
+
+    names: np.ndarray  # [T * L, H, N] int32; [0, H, N] of a policy that does not prefetch
+    claims: np.ndarray  # [T * L, H, N] float64
+    window: Window
+
+
+NOTHING_AHEAD = Ahead(np.empty((0, 1, 1), np.int32), np.empty((0, 1, 1)), Window(np.empty(1), 1.0, 1, 0, True))
 
 
 class Line(NamedTuple):
@@ -81,6 +104,7 @@ class Line(NamedTuple):
     queue: np.ndarray  # LOAD, entries head to tail wait
     done: np.ndarray  # [L, S] LOAD, transfers that ended and whose layer has had no event since
     done_count: np.ndarray  # [L] int64
+    entries: np.ndarray  # [R] engine.scheduler.ENTRY, prefetches
 
 
 class Totals(NamedTuple):
@@ -88,18 +112,23 @@ class Totals(NamedTuple):
 
     kinds: np.ndarray  # [L, 4] int64, entries of each kind
     mass: np.ndarray  # [L, 2] float64, substituted and dropped
+    pieces: np.ndarray  # [2] int64: of prefetches that passed; that an event took
 
 
 def new_line(layers: int, slots: int) -> Line:
     transit = np.zeros(1, TRANSIT)
     transit["layer"] = -1
     return Line(
-        transit, np.zeros(2 * layers * slots + 1, LOAD), np.zeros((layers, slots), LOAD), np.zeros(layers, np.int64)
+        transit,
+        np.zeros(2 * layers * slots + 1, LOAD),
+        np.zeros((layers, slots), LOAD),
+        np.zeros(layers, np.int64),
+        new_entries(STAGED),
     )
 
 
 def new_totals(layers: int) -> Totals:
-    return Totals(np.zeros((layers, 4), np.int64), np.zeros((layers, 2)))
+    return Totals(np.zeros((layers, 4), np.int64), np.zeros((layers, 2)), np.zeros(2, np.int64))
 
 
 class Seconds(NamedTuple):
@@ -108,11 +137,11 @@ class Seconds(NamedTuple):
     work_s: np.ndarray  # [T], compute with nothing beside it
     compute_s: np.ndarray  # [T], the same, slowed down by the transfers beside it
     stall_s: np.ndarray  # [T], waiting for the foreground
-    records: np.ndarray  # [T] int64, fetched in the foreground
+    records: np.ndarray  # [T], fetched in the foreground; of what was there in part, the rest
 
 
 def new_seconds(tokens: int) -> Seconds:
-    return Seconds(np.zeros(tokens), np.zeros(tokens), np.zeros(tokens), np.zeros(tokens, np.int64))
+    return Seconds(np.zeros(tokens), np.zeros(tokens), np.zeros(tokens), np.zeros(tokens))
 
 
 # ---- counting -------------------------------------------------------------------------------------------------------
@@ -155,29 +184,52 @@ def add_times(layers, log, times, totals, seconds):
 
 # ---- the line -------------------------------------------------------------------------------------------------------
 @njit(cache=True, inline="always")
-def _start(line, times):
-    """The next queued record goes, if the link is free."""
+def _start(line, times, totals):
+    """The next granted piece goes, if the link is free, else the next queued record."""
     transit = line.transit[0]
-    if transit.layer < 0 and transit.head < transit.tail:
+    if transit.layer >= 0:
+        return
+    first = -1
+    for i in range(line.entries.size):
+        if line.entries[i].granted > 0 and (first < 0 or line.entries[i].order < line.entries[first].order):
+            first = i
+    if first >= 0:
+        entry = line.entries[first]
+        entry.granted -= 1
+        entry.left -= 1
+        transit.entry, transit.layer, transit.expert, transit.left_s = first, entry.layer, entry.expert, times.piece_s
+        totals.pieces[0] += 1
+    elif transit.head < transit.tail:
         load = line.queue[transit.head]
-        transit.layer, transit.expert, transit.issued = load.layer, load.expert, load.issued
-        transit.left_s = times.background_s
+        transit.entry, transit.layer, transit.expert = BACKGROUND, load.layer, load.expert
+        transit.issued, transit.left_s = load.issued, times.background_s
         transit.head += 1
 
 
 @njit(cache=True, inline="always")
 def _end(line):
-    """The record in transit is here; it becomes resident when its layer has its next event."""
+    """What was in transit is here; a background record becomes resident when its layer has its next event."""
     transit = line.transit[0]
     layer = transit.layer
-    load = line.done[layer, line.done_count[layer]]
-    load.layer, load.expert, load.issued = layer, transit.expert, transit.issued
-    line.done_count[layer] += 1
     transit.layer = -1
+    if transit.entry == BACKGROUND:
+        load = line.done[layer, line.done_count[layer]]
+        load.layer, load.expert, load.issued = layer, transit.expert, transit.issued
+        line.done_count[layer] += 1
 
 
 @njit(cache=True, inline="always")
-def _compute(line, times, work_s):
+def _disown(line):
+    """A piece in transit whose row is another's by now is nobody's."""
+    transit = line.transit[0]
+    if transit.layer >= 0 and transit.entry >= 0:
+        entry = line.entries[transit.entry]
+        if entry.layer != transit.layer or entry.expert != transit.expert:
+            transit.entry = -1
+
+
+@njit(cache=True, inline="always")
+def _compute(line, times, totals, work_s):
     """Seconds that `work_s` of compute takes with the transfers beside it, which move on."""
     elapsed = 0.0
     while line.transit[0].layer >= 0:
@@ -189,7 +241,7 @@ def _compute(line, times, work_s):
         elapsed += transit_s
         work_s = max(work_s - transit_s / times.slowdown_compute, 0.0)
         _end(line)
-        _start(line, times)
+        _start(line, times, totals)
     return elapsed + work_s
 
 
@@ -204,7 +256,7 @@ def _promote(line, layer, e):
                 done[j].expert, done[j].issued = done[j + 1].expert, done[j + 1].issued
             return 0
     transit, queue = line.transit[0], line.queue
-    if transit.layer == layer and transit.expert == e:
+    if transit.entry == BACKGROUND and transit.layer == layer and transit.expert == e:
         return 1
     i = transit.head
     while queue[i].layer != layer or queue[i].expert != e:
@@ -217,7 +269,7 @@ def _promote(line, layer, e):
 
 
 @njit(cache=True, inline="always")
-def _enqueue(line, times, layer, e, step):
+def _enqueue(line, times, totals, layer, e, step):
     transit, queue = line.transit[0], line.queue
     if transit.tail == queue.size:
         for i in range(transit.tail - transit.head):
@@ -228,34 +280,61 @@ def _enqueue(line, times, layer, e, step):
     load = queue[transit.tail]
     load.layer, load.expert, load.issued = layer, e, step
     transit.tail += 1
-    _start(line, times)
+    _start(line, times, totals)
 
 
 @njit(cache=True, inline="always")
-def _wait(line, times, layer, moves, before, n):
-    """Foreground of one event whose moves are before to n: (seconds, records fetched)."""
-    batch = 0
+def _missing(line, totals, pieces, layer, e):
+    """The part of a record that is not there, with nothing in transit; what is there of it is taken."""
+    for i in range(line.entries.size):
+        if line.entries[i].layer == layer and line.entries[i].expert == e:
+            totals.pieces[1] += pieces - line.entries[i].left
+            return line.entries[i].left / pieces
+    return 1.0
+
+
+@njit(cache=True, inline="always")
+def _wait(line, times, totals, pieces, layer, moves, before, n):
+    """Foreground of one event whose moves are before to n: (seconds, records fetched, in parts)."""
+    whole = 0
     awaited = -1  # a promoted expert in transit
     for i in range(before, n):
         if moves[i].cause == FETCHED:
-            batch += 1
+            whole += 1
+        elif moves[i].cause == TAKEN:
+            totals.pieces[1] += pieces
         elif moves[i].cause == PROMOTED:
             where = _promote(line, layer, moves[i].expert)
             if where == 1:
                 awaited = moves[i].expert
             elif where == 2:
-                batch += 1
-    if batch == 0 and awaited < 0:
-        return 0.0, 0
+                whole += 1
+    if whole == 0 and awaited < 0:
+        return 0.0, 0.0
     seconds = 0.0
     if line.transit[0].layer >= 0:
         seconds = line.transit[0].left_s
         _end(line)
         if awaited >= 0:
             line.done_count[layer] -= 1  # it was the promoted one: resident already
-    seconds += times.fetch_s[batch]
-    _start(line, times)
-    return seconds, batch
+    records = np.float64(whole)
+    for i in range(before, n):
+        if moves[i].cause == FETCHED:
+            records -= 1.0 - _missing(line, totals, pieces, layer, moves[i].expert)
+    below = int(records)
+    seconds += times.fetch_s[below]
+    if records > below:
+        seconds += (records - below) * (times.fetch_s[below + 1] - times.fetch_s[below])
+    return seconds, records
+
+
+@njit(cache=True, inline="always")
+def _release(line, layer):
+    """The event of this layer has taken what it wanted."""
+    for i in range(line.entries.size):
+        if line.entries[i].layer == layer:
+            release(line.entries[i])
+    _disown(line)
 
 
 # ---- token by token -------------------------------------------------------------------------------------------------
@@ -269,13 +348,15 @@ class Journal(NamedTuple):
 
 def _compiled(decision_hash: str):
     @njit(cache=True, nogil=True, _nrt=False)
-    def run(state, layers, rule, events, log, times, line, totals, seconds, work, keys, journal, token):
+    def run(state, layers, rule, events, log, times, ahead, line, totals, seconds, work, keys, journal, token):
         """Tokens from `token` on in all L layers of lane 0, until the events or the journal's room end.
 
         Returns (next token, moves, arrivals, row of events that was refused or -1).
         """
         _ = decision_hash
         slots = keys.shape[1]
+        prefetching = ahead.names.shape[0] > 0
+        pieces = ahead.window.pieces
         for layer in range(layers):
             refresh_keys(state.slots[layer], state.experts[layer], state.rows[layer], rule, keys[layer])
         moves = journal.moves
@@ -287,7 +368,7 @@ def _compiled(decision_hash: str):
                     return token, n, arrived, t
                 slot_row, experts, row = state.slots[layer], state.experts[layer], state.rows[layer]
                 before = n
-                compute_s = _compute(line, times, times.layer_s)
+                compute_s = _compute(line, times, totals, times.layer_s)
                 for i in range(line.done_count[layer]):
                     load = line.done[layer, i]
                     move = moves[n]
@@ -300,35 +381,61 @@ def _compiled(decision_hash: str):
                 if n > before:
                     refresh_keys(slot_row, experts, row, rule, keys[layer])
                     line.done_count[layer] = 0
-                scratch = Work(work.rank, work.order, work.g, work.kind, work.picked, work.picked_score, keys[layer])
+                for i in range(line.entries.size if prefetching else 0):
+                    entry = line.entries[i]
+                    transit = line.transit[0]
+                    there = entry.layer == layer and entry.left == 0 and (transit.layer < 0 or transit.entry != i)
+                    events.staged[t, i] = entry.expert if there else -1
+                scratch = Work(
+                    work.rank, work.order, work.g, work.kind, work.picked, work.picked_score, work.staged, keys[layer]
+                )
                 n = decide_event(slot_row, experts, row, rule, events, t, log, moves, n, scratch)
                 executed, _fetched = _tally(log, totals, layer, t)
-                compute_s += _compute(line, times, times.event_s)
-                stall_s, records = _wait(line, times, layer, moves, before, n)
-                compute_s += _compute(line, times, times.experts_s[executed])
+                work_s = times.layer_s + times.event_s + times.experts_s[executed]
+                compute_s += _compute(line, times, totals, times.event_s)
+                stall_s, records = _wait(line, times, totals, pieces, layer, moves, before, n)
+                if prefetching:
+                    _release(line, layer)
+                    if layer < layers - 1:
+                        compute_s += _compute(line, times, totals, times.predict_s)
+                        work_s += times.predict_s
+                        plan(state.experts, layer, ahead.names[t], ahead.claims[t], ahead.window, line.entries)
+                        _disown(line)
+                _start(line, times, totals)
+                compute_s += _compute(line, times, totals, times.experts_s[executed])
                 for i in range(before, n):
                     journal.layer[i] = layer
                     if moves[i].cause == ISSUED:
-                        _enqueue(line, times, layer, moves[i].expert, moves[i].step)
-                seconds.work_s[token] += times.layer_s + times.event_s + times.experts_s[executed]
+                        _enqueue(line, times, totals, layer, moves[i].expert, moves[i].step)
+                seconds.work_s[token] += work_s
                 seconds.compute_s[token] += compute_s
                 seconds.stall_s[token] += stall_s
                 seconds.records[token] += records
             seconds.work_s[token] += times.token_s
-            seconds.compute_s[token] += _compute(line, times, times.token_s)
+            seconds.compute_s[token] += _compute(line, times, totals, times.token_s)
             token += 1
         return token, n, arrived, -1
 
     return run
 
 
-run = _compiled(hashlib.sha256(Path(engine.decision.__file__).read_bytes()).hexdigest())
+_SOURCES = (Path(module.__file__).read_bytes() for module in (engine.decision, engine.scheduler))
+run = _compiled(hashlib.sha256(b"".join(_SOURCES)).hexdigest())
 
 
 def decide_by_clock(
-    state: State, layers: int, rule: Rule, events: Events, log: Log, times: Times, line: Line, totals: Totals
+    state: State,
+    layers: int,
+    rule: Rule,
+    events: Events,
+    log: Log,
+    times: Times,
+    line: Line,
+    totals: Totals,
+    ahead: Ahead = NOTHING_AHEAD,
 ) -> tuple[Seconds, list[np.ndarray], np.ndarray, int]:
     """All tokens of events [T * L], tokens outermost, in lane 0; rule.delay must be 0. Fills log, line and totals.
+    A policy that prefetches has room for its staged records in events: [T * L, STAGED].
 
     Returns seconds, moves by layer, the delays [tokens] of the loads that arrived, and the row of events that was
     refused, or -1.
@@ -342,7 +449,7 @@ def decide_by_clock(
     delays, token, stopped = [], 0, -1
     while token < tokens and stopped < 0:
         token, n, arrived, stopped = run(
-            state, layers, rule, events, log, times, line, totals, seconds, work, keys, journal, token
+            state, layers, rule, events, log, times, ahead, line, totals, seconds, work, keys, journal, token
         )
         for layer in range(layers):
             moves[layer].append(journal.moves[:n][journal.layer[:n] == layer])

@@ -381,7 +381,7 @@ def _mark_misses(rule, row, g, kind):
 # ---- prefetched records ---------------------------------------------------------------------------------------------
 @njit(cache=True, inline="always")
 def _is_staged(experts, staged, t, e):
-    """Whether `e`, not resident, is among the first STAGED of the event's list that are neither resident nor pending."""
+    """Whether `e`, not resident, is among the first STAGED of the event's list that neither are resident nor pend."""
     found = 0
     for i in range(staged.shape[1]):
         other = staged[t, i]

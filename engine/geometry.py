@@ -42,6 +42,15 @@ class Geometry:
     kv_bytes: int  # a token of context
     head_bytes: int
     dtype: str
+    width: int = 0  # D; 0 where a record does not say it
+
+    @property
+    def predictor_bytes(self) -> dict[str, int]:
+        """What predictors of the next two layers' experts read a layer (engine/predictors.py): maps [2 E, D], of `mlp`
+        [2 D, D] before them."""
+        maps = 2 * self.experts * self.width * DTYPE_BYTES[self.dtype]
+        hidden = 2 * self.width * self.width * DTYPE_BYTES[self.dtype]
+        return {"gate_replay": maps, "mlp": maps + hidden, "spec_prefetch": maps}
 
     @classmethod
     def of_config(
@@ -82,4 +91,5 @@ class Geometry:
             kv_bytes=2 * kv * b,
             head_bytes=config["vocab_size"] * width * b,
             dtype=dtype,
+            width=width,
         )

@@ -106,7 +106,7 @@ def load_policies(path: str | Path) -> dict[str, Policy]:
 
 
 def distinct(*sheets: Mapping[str, Policy]) -> dict[str, Policy]:
-    """Lossy policies of several sheets by id; of rows that differ in their id alone, the first. None that prefetches."""
+    """Lossy policies of several sheets by id, prefetching ones left out; of rows that differ in their id, the first."""
     found: dict[Policy, Policy] = {}
     for policy in (policy for sheet in sheets for policy in sheet.values()):
         if policy.lossless or policy.prefetch:

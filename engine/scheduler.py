@@ -28,7 +28,7 @@ ENTRY = np.dtype(
     [
         ("layer", np.int32),  # -1: the row is free
         ("expert", np.int32),
-        ("left", np.int32),  # pieces still to come, 0: it is there
+        ("left", np.int32),  # pieces that have not begun; 0, and none in transit: it is there
         ("granted", np.int32),  # of these, pieces that may pass until the next plan
         ("order", np.int32),  # place among the candidates, in which the rows pass; -1: none of them
         ("claim", np.float64),
@@ -75,9 +75,8 @@ def _row_for(entries, order):
     for i in range(entries.size):
         if entries[i].layer < 0:
             return i
-        if entries[i].order < 0:
-            best = i
-        elif entries[i].order > order and (best < 0 or 0 <= entries[best].order < entries[i].order):
+        unclaimed, behind = entries[i].order < 0, entries[i].order > order
+        if unclaimed or (behind and (best < 0 or 0 <= entries[best].order < entries[i].order)):
             best = i
     return best
 

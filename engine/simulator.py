@@ -23,18 +23,27 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from engine.clock import Times, add_times, decide_by_clock, new_line, new_seconds, new_totals
-from engine.decision import FETCHED, ISSUED, NEVER, Log, link_next_use
+from engine.clock import NOTHING_AHEAD, Ahead, Times, add_times, decide_by_clock, new_line, new_seconds, new_totals
+from engine.decision import CAUSES, FETCHED, ISSUED, NEVER, STAGED, TAKEN, Log, link_next_use
 from engine.errors import error
 from engine.log import DecisionLog, count, join_moves
 from engine.policies import SUBSTITUTING, Policy, refuse_in_place
 from engine.residency import Demand, Residency, stopped_at
+from engine.scheduler import Window
 from engine.timing import Timing
 
 if TYPE_CHECKING:
     from engine.trace import RouterTrace
 
 CHUNK_BYTES = 1 << 26  # of scores of one chunk, as far as it is not given in tokens
+
+
+class Named(Protocol):
+    """What a predictor names (engine.predictions)."""
+
+    def chunks(self, tokens: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """ids [t, L, H, N] int32 by falling claim, -1 none, and claims [t, L, H, N] float64, for tokens in order."""
+        ...
 
 
 class Trace(Protocol):
@@ -60,8 +69,9 @@ class Simulation:
     stall_s: np.ndarray  # [T], waiting for what is fetched
     kinds: np.ndarray  # [L, 4]: hits, fetches, substitutions, drops
     mass: np.ndarray  # [L, 2]: substituted and dropped, summed over events
-    moves: np.ndarray  # [L, 4]: fetched, promoted, issued, arrived
-    foreground: np.ndarray  # [T]: records that were fetched while the model waited
+    moves: np.ndarray  # [L, 5]: fetched, promoted, issued, arrived, taken from where a prefetch had brought it
+    foreground: np.ndarray  # [T]: records that were fetched while the model waited, of prefetched ones what was lacking
+    prefetched: np.ndarray  # [2]: records that prefetches brought, piece by piece; of these, what events took
     waiting: int  # records that were still queued or in transit at the end
     delays: np.ndarray  # of every background load that arrived: tokens from its issue to its first event in a slot
     log: DecisionLog | None
@@ -77,7 +87,9 @@ class Simulation:
 
     @property
     def bytes(self) -> int:
-        return self.loads * self.timing.expert_bytes
+        """What the link passed: of what was there in part, the rest, and all that was prefetched, in vain or not."""
+        taken_in_part = self.prefetched[1] - self.moves[:, TAKEN].sum()
+        return round((self.loads + self.prefetched[0] - taken_in_part) * self.timing.expert_bytes)
 
     @property
     def ceiling_s(self) -> np.ndarray:
@@ -117,6 +129,8 @@ class Simulation:
             "background_arrived": len(self.delays),
             "median_delay_tokens": float(np.median(self.delays)) if len(self.delays) else None,
             "p90_delay_tokens": float(np.quantile(self.delays, 0.9)) if len(self.delays) else None,
+            "prefetched": float(self.prefetched[0]),
+            "prefetched_taken": float(self.prefetched[1]),
         }
 
 
@@ -127,41 +141,52 @@ def simulate(
     timing: Timing,
     *,
     demand: Demand | None = None,
+    named: Named | None = None,
     keep_log: bool = False,
     chunk_tokens: int | None = None,
 ) -> Simulation:
     """A policy over a trace with timing.slots slots a layer, background loads completing by the clock.
 
-    demand: calibration demand for the warm start, None starts cold. keep_log: also the decision log, whose memory grows
+    demand: calibration demand for the warm start, None starts cold. named: of a policy that prefetches, what its
+    predictor said of these tokens. keep_log: also the decision log, whose memory grows
     with the trace; the emulator scores it, so that quality and speed come from the same decisions. The first call with
     a background policy after a change of code compiles for about 20 seconds. UserError: sizes that do not fit, a trace
     without scores under a policy that substitutes, router output that is not finite, a policy that computes in place.
     """
     _check(trace, policy, timing)
+    if policy.prefetch and named is None:
+        raise error(f"policy '{policy.id}' without predictions", f"those of {policy.prefetch}", "record them first")
     residency = _start(trace, policy, timing.slots, demand, delay=0)
-    times = _times(timing)
+    window = timing.window(policy.schedule) if policy.prefetch else NOTHING_AHEAD.window
+    times = _times(timing, policy, window)
     line, totals = new_line(trace.layers, timing.slots), new_totals(trace.layers)
-    causes = np.zeros((trace.layers, 4), np.int64)
+    causes = np.zeros((trace.layers, CAUSES), np.int64)
     parts, delays, kept = [], [], _Kept(keep_log, trace.layers)
-    with _futures(trace, policy.clairvoyant, chunk_tokens) as (first, futures):
+    tokens = chunk_tokens or _chunk_tokens(trace)
+    names = named.chunks(tokens) if policy.prefetch else _nothing()
+    with _futures(trace, policy.eviction == "belady", tokens) as (first, futures):
         _foresee(residency, first)
-        for part, linked in zip(_parts(trace, chunk_tokens), futures, strict=False):
+        for part, linked, said in zip(_parts(trace, tokens), futures, names, strict=False):
             arrays = _arguments(part, policy)
-            if policy.beta is None:
+            if policy.beta is None and not policy.prefetch:
                 log, moves = residency.decide_layers(0, **arrays, linked=linked)
                 flat = Log(*(array.reshape(-1, *array.shape[2:]) for array in log))
                 seconds = new_seconds(len(part.chosen))
                 add_times(trace.layers, flat, times, totals, seconds)
             else:
+                ahead = NOTHING_AHEAD
+                if policy.prefetch:
+                    arrays["staged"] = np.full((len(part.chosen), trace.layers, STAGED), -1, np.int32)
+                    ahead = _ahead(said, part, window)
                 events, flat = residency.arrays(**arrays)
                 seconds, moves, delay, stopped = decide_by_clock(
-                    residency.state, trace.layers, residency.rule, events, flat, times, line, totals
+                    residency.state, trace.layers, residency.rule, events, flat, times, line, totals, ahead
                 )
                 if stopped >= 0:
                     raise stopped_at(stopped // trace.layers, stopped % trace.layers)
                 delays.append(delay)
             parts.append(seconds)
-            causes += [np.bincount(m["cause"], minlength=4) for m in moves]
+            causes += [np.bincount(m["cause"], minlength=CAUSES) for m in moves]
             kept.add(flat, moves)
     work_s, compute_s, stall_s, records = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     transit = line.transit[0]
@@ -176,6 +201,7 @@ def simulate(
         mass=totals.mass,
         moves=causes,
         foreground=records,
+        prefetched=totals.pieces / window.pieces,
         waiting=int(transit["tail"] - transit["head"] + (transit["layer"] >= 0)),
         delays=np.concatenate(delays) if delays else np.zeros(0, np.int32),
         log=kept.log(),
@@ -199,7 +225,7 @@ def decide(
         raise error(f"a delay of {delay} tokens", "1 or more", "the clock is `simulate`")
     residency = _start(trace, policy, slots, demand, delay=delay)
     kept = _Kept(True, trace.layers)
-    with _futures(trace, policy.clairvoyant, chunk_tokens) as (first, futures):
+    with _futures(trace, policy.eviction == "belady", chunk_tokens) as (first, futures):
         _foresee(residency, first)
         for part, linked in zip(_parts(trace, chunk_tokens), futures, strict=False):
             log, moves = residency.decide_layers(0, **_arguments(part, policy), linked=linked)
@@ -222,21 +248,21 @@ def miss_curves(
     chunk, so memory grows with their number and not with the trace.
     """
     cells = [
-        (policy, count, _start(trace, policy, count, demand, delay=delay), np.zeros(4, np.int64), np.zeros(4, np.int64))
+        (policy, count, _start(trace, policy, count, demand, delay=delay), np.zeros(4, np.int64), np.zeros(CAUSES, int))
         for policy in policies
         for count in slots
     ]
-    clairvoyant = any(policy.clairvoyant for policy, *_ in cells)
+    clairvoyant = any(policy.eviction == "belady" for policy, *_ in cells)
     with _futures(trace, clairvoyant, chunk_tokens) as (first, futures):
         for policy, _, residency, _, _ in cells:
-            if policy.clairvoyant:
+            if policy.eviction == "belady":
                 _foresee(residency, first)
         for part, linked in zip(_parts(trace, chunk_tokens), futures, strict=False):
             for policy, _, residency, kinds, causes in cells:
-                future = linked if policy.clairvoyant else None
+                future = linked if policy.eviction == "belady" else None
                 log, moves = residency.decide_layers(0, **_arguments(part, policy), linked=future)
                 kinds += np.bincount(log.kind.ravel(), minlength=4)
-                causes += sum(np.bincount(m["cause"], minlength=4) for m in moves)
+                causes += sum(np.bincount(m["cause"], minlength=CAUSES) for m in moves)
     demands = trace.tokens * trace.layers * trace.top_k
     return [
         {
@@ -304,16 +330,33 @@ def _start(trace: Trace, policy: Policy, slots: int, demand: Demand | None, *, d
     return residency
 
 
-def _times(timing: Timing) -> Times:
-    """The fields of one name: numbers as floats, tuples as arrays."""
-    values = (getattr(timing, name) for name in Times._fields)
+def _times(timing: Timing, policy: Policy, window: Window) -> Times:
+    """The fields of one name: numbers as floats, tuples as arrays; and what prefetching takes."""
+    own = {"piece_s": window.piece_s / timing.slowdown_transfer, "predict_s": timing.predictor_s(policy.prefetch or "")}
+    values = (own.get(name, getattr(timing, name, None)) for name in Times._fields)
     return Times(*(np.array(v, np.float64) if isinstance(v, tuple) else float(v) for v in values))
+
+
+def _chunk_tokens(trace: Trace) -> int:
+    return max(1, CHUNK_BYTES // (4 * trace.layers * trace.experts))
 
 
 def _parts(trace: Trace, tokens: int | None) -> Iterator[RouterTrace]:
     if trace.tokens < 1:
         raise error("a trace of no tokens", "1 or more", "record a longer text")
-    return trace.chunks(tokens or max(1, CHUNK_BYTES // (4 * trace.layers * trace.experts)))
+    return trace.chunks(tokens or _chunk_tokens(trace))
+
+
+def _ahead(said: tuple[np.ndarray, np.ndarray], part: RouterTrace, window: Window) -> Ahead:
+    """said: ids and claims [t, L, H, N] of the part's tokens."""
+    ids, claims = said
+    tokens, layers = part.chosen.shape[:2]
+    if ids.shape[:2] != (tokens, layers) or claims.shape != ids.shape:
+        raise error(f"predictions of {ids.shape}", f"[{tokens}, {layers}, H, N] as the trace", "record them anew")
+    flat = (-1, *ids.shape[2:])
+    return Ahead(
+        np.ascontiguousarray(ids, np.int32).reshape(flat), np.ascontiguousarray(claims, float).reshape(flat), window
+    )
 
 
 def _arguments(part: RouterTrace, policy: Policy) -> dict:

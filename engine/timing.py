@@ -10,6 +10,9 @@ disks and RAM itself. On a GPU host they are `pcie` (experts in pinned RAM) and 
 the disk and then the fastest `pcie`, as in a line of two machines that works on two records at once:
 
     fetch_s[n] = max(disk[n] + pcie[1], disk[1] + pcie[n])          background_s = disk[1] + pcie[1]
+
+What a scheduler may count on (`window`): from the end of an event's fetches to the next layer's routing a token
+computes its experts and the next layer; a record passes in as many pieces as bring the most bytes through that window.
 """
 
 from __future__ import annotations
@@ -17,9 +20,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
+
 from engine.errors import error, nearest
 from engine.geometry import Geometry
 from engine.host_times import Host, Link
+from engine.scheduler import Window
+
+HORIZONS = 2  # layers ahead that a predictor looks
+PAGE = 4096  # pieces are read past the page cache
+PIECES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 
 
 def offload_links(host: Host) -> tuple[dict[str, Link], dict[str, str]]:
@@ -59,6 +69,8 @@ class Timing:
     bandwidth_bytes_per_s: float  # the best this way can show, for the ceiling
     slowdown_compute: float = 1.0
     slowdown_transfer: float = 1.0
+    pieces_s: tuple[tuple[int, float], ...] = ((1, math.inf),)  # pieces of a record, and what one of them takes
+    predict_s: tuple[tuple[str, float], ...] = ()  # by predictor, what it takes of a layer
 
     @classmethod
     def of(cls, host: Host, link: str, geometry: Geometry, slots: int, *, context_tokens: int = 0) -> Timing:
@@ -88,7 +100,36 @@ class Timing:
             bandwidth_bytes_per_s=max(peak, size / record_s if record_s else math.inf),
             slowdown_compute=way.slowdown_compute,
             slowdown_transfer=way.slowdown_transfer,
+            pieces_s=tuple((n, _piece_s(way, onward, size, n)) for n in PIECES if n == 1 or size >= n * PAGE),
+            predict_s=tuple(
+                (kind, compute.experts_s(bytes, 1, dtype)) for kind, bytes in geometry.predictor_bytes.items()
+            ),
         )
+
+    def window(self, schedule: str) -> Window:
+        """For the scheduler, under one of engine.policies.SCHEDULES."""
+        part_s = (self.experts_s[-1] + self.layer_s) * self.slowdown_compute
+        between_s = (self.event_s + self.predictor_s("spec_prefetch")) * self.slowdown_compute
+        window_s = np.array([h * part_s + (h - 1) * between_s for h in range(1, HORIZONS + 1)])
+        pieces, piece_s = self.pieces_s[0]
+        if schedule == "pieces":
+            window_s[:] = part_s  # whatever layer a piece is for, the next one to route may need the link
+            pieces, piece_s = max(self.pieces_s, key=lambda piece: self._passing(piece, part_s))
+        return Window(
+            window_s=window_s,
+            piece_s=piece_s * self.slowdown_transfer,
+            pieces=pieces,
+            names=len(self.fetch_s) - 1,
+            bounded=schedule != "always",
+        )
+
+    def _passing(self, piece: tuple[int, float], window_s: float) -> tuple[float, int]:
+        """How much of records passes in a window in so many pieces; of equals fewer pieces are better."""
+        pieces, piece_s = piece
+        return int(window_s / (piece_s * self.slowdown_transfer)) / pieces, -pieces
+
+    def predictor_s(self, kind: str) -> float:
+        return dict(self.predict_s).get(kind, 0.0)
 
 
 def limit_bytes_per_s(host: Host, link: str) -> float:
@@ -96,6 +137,12 @@ def limit_bytes_per_s(host: Host, link: str) -> float:
     simulated, _ = offload_links(host)
     way, onward = simulated[link], _onward(host, simulated[link])
     return min(x.limit_bytes_per_s for x in (way, onward) if x)
+
+
+def _piece_s(way: Link, onward: Link | None, bytes: int, pieces: int) -> float:
+    """One of so many equal pieces of a record, asked for alone."""
+    part = math.ceil(bytes / pieces / PAGE) * PAGE
+    return way.transfer_s(part) + (onward.transfer_s(part) if onward else 0.0)
 
 
 def _onward(host: Host, way: Link) -> Link | None:
