@@ -4,20 +4,23 @@ The queue is that of the simulator (engine/clock.py, docs/simulator.md):
 
 * Foreground: `fetch` brings all records of an event, several at once, and blocks. It first waits for what is in
   transit, a piece or a background record; no transfer is broken off.
-* Prefetch: `schedule` says of which records how many pieces may pass, in this order, until it is called again. One
-  piece passes at a time, and none starts while a fetch runs or waits.
+* Prefetch: `schedule` says of which records how many pieces may start, in this order, until it is called again. One
+  passes at a time, and none starts while a fetch runs or waits.
 * Background: `issue` queues a record. Queued ones pass whole, one at a time, first in first out, and none starts
   while a fetch runs or waits or a piece may pass.
 * A queued expert that is needed now leaves the queue and is fetched with the others; one in transit is waited for:
 
-    promoted = [link.withdraw(transfer) for transfer in wanted]       # True: it was queued, fetch it
-    link.fetch([*missing, *(t.place for t, queued in zip(wanted, promoted) if queued)])
-    for transfer, queued in zip(wanted, promoted): queued or transfer.wait()
+    with link.hold():
+        promoted = [link.withdraw(transfer) for transfer in wanted]       # True: it was queued, fetch it
+        link.fetch([*missing, *(t.place for t, queued in zip(wanted, promoted) if queued)])
+        for transfer, queued in zip(wanted, promoted): queued or transfer.wait()
 
 What of a prefetched record has not come when it is needed is a place of its own in the fetch, from its first byte on:
 
-    link.halt(prefetch)                     # no further piece starts, none is in transit
-    link.fetch([*missing, rest])            # rest: what begins where prefetch.pieces[prefetch.here] would have
+    link.halt(prefetch)                         # once its layer has routed, no further piece starts
+    with link.hold():
+        link.settle(prefetch)                   # waits for one in transit
+        link.fetch([*missing, rest])            # rest: what begins where prefetch.pieces[prefetch.here] would have
 
 A throttled link holds records back in the reader that brought them: n records begun together are in no sooner than
 latency + n * bytes / bandwidth after they began (engine.host_times.Affine), and a piece counts as a small record;
@@ -31,7 +34,8 @@ from __future__ import annotations
 import struct
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Condition, Lock, Thread
 
@@ -97,11 +101,15 @@ class Transfer:
 
 
 class Prefetch:
-    """One record that comes in pieces before it is needed: the first `here` are in. error: of a piece that failed."""
+    """One record that comes in pieces before it is needed: the first `here` are in, of `begun` that have started.
+
+    error: of a piece that failed; no further one starts.
+    """
 
     def __init__(self, pieces: Sequence[Place]) -> None:
         """pieces: parts of the record, in order, that cover it."""
-        self.pieces, self.here, self.granted = tuple(pieces), 0, 0
+        self.layer, self.expert = pieces[0].layer, pieces[0].expert
+        self.pieces, self.begun, self.here, self.granted = tuple(pieces), 0, 0, 0
         self.error: BaseException | None = None
 
     @property
@@ -109,8 +117,8 @@ class Prefetch:
         return self.here == len(self.pieces)
 
     def begin(self) -> Place:
-        self.granted -= 1
-        return self.pieces[self.here]
+        self.granted, self.begun = self.granted - 1, self.begun + 1
+        return self.pieces[self.begun - 1]
 
     def end(self, error: BaseException | None) -> None:
         if error:
@@ -149,16 +157,23 @@ class Link:
         """
         if not places:
             return
+        with self.hold():
+            with self._lock:
+                while self._transit:
+                    self._turn.wait()
+            begin_s = time.perf_counter()
+            self._readers.read_all(lambda place: self._bring(place, begin_s, foreground=True), places)
+
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """Nothing starts in the background: of an event that looks at what is under way before it fetches."""
         mark = object()
         try:
             with self._lock:
                 if self._closed:
                     raise RuntimeError("the link is closed")
                 self._fetching.add(mark)
-                while self._transit:
-                    self._turn.wait()
-            begin_s = time.perf_counter()
-            self._readers.read_all(lambda place: self._bring(place, begin_s, foreground=True), places)
+            yield
         finally:
             with self._lock:
                 self._fetching.discard(mark)
@@ -167,23 +182,26 @@ class Link:
 
     # ---- prefetch ----------------------------------------------------------------------------------------------------
     def schedule(self, agenda: Sequence[tuple[Prefetch, int]]) -> None:
-        """From now on so many pieces of these may pass, in this order, one in transit included; of all others none."""
+        """From now on so many more pieces of these may start, in this order; of all others none."""
         with self._lock:
             if self._closed:
                 raise RuntimeError("the link is closed")
             for prefetch in self._agenda:
                 prefetch.granted = 0
             for prefetch, pieces in agenda:
-                left = len(prefetch.pieces) - prefetch.here
-                prefetch.granted = 0 if prefetch.error else min(pieces, left) - (prefetch is self._transit)
+                prefetch.granted = 0 if prefetch.error else min(pieces, len(prefetch.pieces) - prefetch.begun)
             self._agenda = deque(prefetch for prefetch, _ in agenda if prefetch.granted > 0)
             if self._agenda:
                 self._turn.notify_all()
 
     def halt(self, prefetch: Prefetch) -> None:
-        """No further piece of it starts, and none is in transit any more."""
+        """No further piece of it starts."""
         with self._lock:
             prefetch.granted = 0
+
+    def settle(self, prefetch: Prefetch) -> None:
+        """Back when no piece of it is in transit."""
+        with self._lock:
             while self._transit is prefetch:
                 self._turn.wait()
 
