@@ -11,9 +11,6 @@ token through the same code. It can also be given a decision log and score exact
     emulator.log()
 
 Prefill is exact: the state follows the `fetch` decision, index and weights go through untouched.
-
-A policy that prefetches finds here what a link without limits would have brought: of the experts that its predictor
-names first for the next layer, K, as many as there are rows for (engine.decision.STAGED).
 """
 
 from __future__ import annotations
@@ -24,10 +21,9 @@ import torch
 from engine.decision import MISS_RULES
 from engine.errors import error
 from engine.hook import Attachment, Call
-from engine.log import DecisionLog, LogWriter
+from engine.log import DecisionLog, Executed, LogWriter
 from engine.phase import PhasedHandler
 from engine.policies import Policy
-from engine.predictors import Predictor, names
 from engine.residency import Demand, Residency
 from engine.trace import RouterTrace
 
@@ -46,21 +42,19 @@ class Emulator(PhasedHandler):
         demand: Demand | None = None,
         lanes: int = 1,
         delay: int = 1,
-        predictor: Predictor | None = None,
     ) -> None:
-        """demand: calibration demand for the warm start, None starts cold. delay: 1 is `next_step`, n is delay(n).
-
-        predictor: of a lossy policy that prefetches; a lossless one decides the same whatever is prefetched.
-        """
+        """demand: calibration demand for the warm start, None starts cold. delay: 1 is `next_step`, n is delay(n)."""
         if policy.clairvoyant:
             raise error(
                 f"policy '{policy.id}' (it knows the future) in the emulator",
                 "a policy that does not need the future",
                 "replay it over a recorded trace (engine.trace)",
             )
-        if policy.prefetch and not policy.lossless and predictor is None:
+        if policy.prefetch and not policy.lossless:
             raise error(
-                f"policy '{policy.id}' without a predictor", f"one of kind {policy.prefetch}", "train it (README)"
+                f"policy '{policy.id}' (prefetch {policy.prefetch}) in the emulator",
+                "a policy whose decisions do not depend on what arrives in time",
+                "score the decision log of simulator or engine",
             )
         if delay < 1:
             raise error(
@@ -80,8 +74,6 @@ class Emulator(PhasedHandler):
         )
         if demand is not None:
             self.residency.warm(demand)
-        self._predictor = predictor if policy.prefetch and not policy.lossless else None
-        self._named: np.ndarray | None = None  # [T, K], for the next layer
         self._written = LogWriter(len(attachment.layers))
         attachment.handler = self._experts
 
@@ -114,7 +106,6 @@ class Emulator(PhasedHandler):
         scores = call.scores.detach().cpu().numpy()
         logits = scores if call.logits is call.scores else call.logits.detach().cpu().numpy()
         new_index, new_weights = index.copy(), weights.copy()
-        staged = None if prefill else self._foretell(call)
         for lane, rows in groups:
             decided, moves = self.residency.decide(
                 lane,
@@ -123,7 +114,6 @@ class Emulator(PhasedHandler):
                 weights[rows],
                 scores[rows],
                 logits[rows],
-                staged=None if staged is None else staged[rows],
                 rule=self._prefill_rule if prefill else None,
             )
             if prefill:
@@ -133,16 +123,6 @@ class Emulator(PhasedHandler):
         if prefill:
             return call.compute(call.index, call.weights)
         return self._execute(call, new_index, new_weights)
-
-    def _foretell(self, call: Call) -> np.ndarray | None:
-        """[T, K] what was named for this layer, None in the first; and what is named for the next one from now on."""
-        if self._predictor is None:
-            return None
-        named, self._named = (self._named if call.layer else None), None
-        if call.layer + 1 < self.residency.layers:
-            said = self._predictor.predict(call.layer, call.router_input)[:, 0]  # [T, E], of the next layer
-            self._named, _ = names(said, self.residency.top_k)
-        return named
 
     def _execute(self, call: Call, index: np.ndarray, weights: np.ndarray) -> torch.Tensor:
         """What was decided, by the model's own expert code. index, weights: [T, K]; for a subclass that looks on."""
@@ -154,7 +134,7 @@ class Replayer(PhasedHandler):
 
     decodes_wide = True
 
-    def __init__(self, attachment: Attachment, log: DecisionLog) -> None:
+    def __init__(self, attachment: Attachment, log: DecisionLog | Executed) -> None:
         layers, top_k = log.executed.shape[1:]
         if (layers, top_k) != (len(attachment.layers), attachment.top_k):
             raise error(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -88,6 +89,13 @@ def _facts(text: str) -> dict[str, str]:
     except json.JSONDecodeError:
         return {}
     return found if isinstance(found, dict) else {}
+
+
+class Executed(NamedTuple):
+    """What the emulator takes of a log to score it."""
+
+    executed: np.ndarray  # [T, L, K] int16, -1 dropped
+    weights: np.ndarray  # [T, L, K] float32
 
 
 class LogWriter:

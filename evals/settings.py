@@ -64,6 +64,15 @@ class Measure:
 
 
 @dataclass(frozen=True)
+class Prefetch:
+    """Policies that prefetch: simulated on every host at one budget, and measured."""
+
+    policies: dict[str, Policy]
+    slots: str  # id
+    tokens: int  # of every document, the first, on which decisions of lossy ones are scored
+
+
+@dataclass(frozen=True)
 class Sweep:
     """Policies that are scored over a stream of changing topics."""
 
@@ -107,6 +116,7 @@ class Settings:
     hosts: dict[str, Path]  # profiles by id; `local` is this machine's, made by the run
     probe: str  # full | quick | none
     measure: Measure
+    prefetch: Prefetch
     sweep: Sweep
     experiment_b: ExperimentB
     tasks: Tasks
@@ -187,6 +197,7 @@ def check(config: object, where: str | Mapping[str, str] = "config/config.yaml")
         hosts=hosts,
         probe=config["probe"],
         measure=_measure(config, sheet, where["measure"]),
+        prefetch=_prefetch(config, where["prefetch"]),
         sweep=_sweep(config, where["sweep"]),
         experiment_b=_experiment_b(config, where["experiment_b"]),
         tasks=_tasks(config, policies, where["tasks"]),
@@ -213,6 +224,18 @@ def _measure(config: dict, sheet: Mapping[str, Model], where: str) -> Measure:
             for name, link in wanted["links"].items()
         },
     )
+
+
+def _prefetch(config: dict, where: str) -> Prefetch:
+    wanted, others = config["prefetch"], load_policies(config["policies_sheet"])
+    policies = load_policies(wanted["sheet"])
+    for name, policy in policies.items():
+        if name in others or not policy.prefetch:
+            found = f"{where}: row '{name}' of {wanted['sheet']}"
+            what = "an id that is not in it" if name in others else "a predictor in its column prefetch"
+            raise error(found, f"{what}, beside {config['policies_sheet']}", "mend the row")
+    _check_budget("prefetch", config, where)
+    return Prefetch(policies, wanted["slots"], int(wanted["tokens"]))
 
 
 def _sweep(config: dict, where: str) -> Sweep:

@@ -21,13 +21,15 @@ from engine.geometry import Geometry
 from engine.host import load_host
 from engine.host_times import Host
 from engine.policies import Policy
+from engine.predictions import Predictions
 from engine.residency import Demand, check_slots, slots_from_percent
-from engine.simulator import simulate
+from engine.simulator import Named, simulate
 from engine.timing import Timing, limit_bytes_per_s, offload_links
 from engine.trace import RouterTrace, join
 from engine.trace_file import TraceFile
 from evals.quality import CELL_FAILURES
 
+LOGGED = ("executed", "weights")  # of a decision log: what scoring it takes
 IN_MEMORY_BYTES = 1 << 30  # a trace up to this size is read once for all cells, a larger one in chunks for each
 
 
@@ -103,11 +105,13 @@ def simulate_cells(
     demand: Demand | None,
     *,
     keep: Callable[[str, dict[str, np.ndarray]], None],
+    named: Callable[[str, str], Named] | None = None,
     progress: Callable[[int], None] = lambda tokens: None,
 ) -> list[dict]:
     """Rows of all cells; `keep("<link>/<policy>/<slots>/<text>", arrays)` stores token_s, stall_s [T] and delays.
 
-    geometry: or why the model has none; then every cell fails for that reason.
+    geometry: or why the model has none; then every cell fails for that reason. named: of a predictor and a text, what
+    it names. A lossy policy that prefetches decides by what arrives in time: executed and weights are kept too.
     """
     links, _ = offload_links(host)
     rows = []
@@ -133,7 +137,9 @@ def simulate_cells(
                         check_slots(slots, trace.experts, trace.top_k)
                         trace.check_policy(policy)
                         timing = Timing.of(host, link.name, geometry, slots)
-                        found = simulate(trace, policy, timing, demand=demand)
+                        logged = bool(policy.prefetch) and not policy.lossless
+                        said = named(policy.prefetch, name) if policy.prefetch else None
+                        found = simulate(trace, policy, timing, demand=demand, named=said, keep_log=logged)
                         limit = found.work_s + found.foreground * (
                             timing.expert_bytes / limit_bytes_per_s(host, link.name)
                         )
@@ -142,6 +148,8 @@ def simulate_cells(
                             "stall_s": found.stall_s.astype(np.float32),
                             "delays": found.delays,
                         }
+                        if logged:
+                            arrays |= {part: getattr(found.log, part) for part in LOGGED}
                         keep(f"{link.name}/{policy.id}/{slots_id}/{name}", arrays)
                         row = (
                             found.summary()
@@ -154,6 +162,44 @@ def simulate_cells(
                     progress(trace.tokens)
                     rows.append(row)
     return rows
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a predictor names for the tokens of a text, or parts of it, in memory: ids, claims [T, L, H, N]."""
+
+    ids: np.ndarray
+    claims: np.ndarray
+
+    def chunks(self, tokens: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        for first in range(0, len(self.ids), tokens):
+            yield self.ids[first : first + tokens], self.claims[first : first + tokens]
+
+    def parts(self, rows: Sequence[range]) -> Said:
+        index = np.concatenate([np.asarray(part) for part in rows])
+        return Said(self.ids[index], self.claims[index])
+
+
+class Predicted:
+    """The predictions of a folder, `<predictor>/<text>.safetensors`, each read once and checked against its trace."""
+
+    def __init__(self, folder: str | Path, traces: Sequence[TraceFile | Loaded]) -> None:
+        self._folder = Path(folder)
+        self._traces = {text_of(t): t.file if isinstance(t, Loaded) else t for t in traces}
+        self._read: dict[tuple[str, str], Said] = {}
+
+    def __call__(self, predictor: str, text: str) -> Said:
+        if (predictor, text) not in self._read:
+            found = Predictions(self._folder / predictor / f"{text}.safetensors")
+            found.check(self._traces[text])
+            ids, claims = next(iter(found.chunks(found.tokens)))
+            self._read[predictor, text] = Said(ids, claims)
+        return self._read[predictor, text]
+
+
+def scored_under(*, policy: str, slots: str, text: str, delay_tokens: int = 0, host: str = "", link: str = "") -> str:
+    """Name of the losses that score_delayed.py found: at a delay, or under the decisions of a host and link."""
+    return f"{f'{host}/{link}' if host else delay_tokens}/{policy}/{slots}/{text}"
 
 
 def delay_of(delays: np.ndarray) -> int:

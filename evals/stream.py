@@ -29,6 +29,12 @@ def cut(text: Text, tokens: int, tokenizer, bos: int | None) -> Text:
     return replace(text, sha256=digest, documents=documents, scored=scored)
 
 
+def beginnings(sizes: Sequence[int], tokens: int) -> np.ndarray:
+    """Places, in a whole text, of the first `tokens` of every document; sizes: tokens of the documents, or of parts."""
+    starts = np.cumsum([0, *sizes])
+    return np.concatenate([np.arange(start, start + min(size, tokens)) for start, size in zip(starts, sizes)])
+
+
 def _cut(document: TokenizedDocument, tokens: int, tokenizer) -> TokenizedDocument:
     if len(document.ids) <= tokens:
         return document

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from engine.decision import EVICTIONS, MISS_RULES, STANDINS
-from engine.policies import COLUMNS, STILL, SUBSTITUTING, Policy, load_policies, parse_row
+from engine.policies import COLUMNS, OPTIONAL, STILL, SUBSTITUTING, Policy, load_policies, parse_row
 from engine.residency import Demand, Residency
 
 SHEET = Path(__file__).parents[2] / "config" / "policies.tsv"
@@ -16,9 +16,9 @@ SHEET = Path(__file__).parents[2] / "config" / "policies.tsv"
 
 def policy(**cells: str) -> Policy:
     """A row of the sheet from the cells that are not `-`."""
-    unknown = set(cells) - set(COLUMNS)
+    unknown = set(cells) - {*COLUMNS, *OPTIONAL}
     assert not unknown, unknown
-    return parse_row({column: cells.get(column, "-") for column in COLUMNS}, "tests")
+    return parse_row({column: cells.get(column, "-") for column in (*COLUMNS, *OPTIONAL)}, "tests")
 
 
 def _crossed() -> dict[str, Policy]:

@@ -272,6 +272,7 @@ class Scratch:
                 "slots": ["s50"],
                 "links": {name: dict(LINK) for name in ("disk", "sdcard")},
             },
+            "prefetch": {"sheet": "config/prefetch.tsv", "slots": "s50", "tokens": SWEEP_TOKENS},
             "sweep": {"sheet": "config/sweep.tsv", "slots": "s50", "tokens": SWEEP_TOKENS},
             "experiment_b": {"slots": "s50", "tokens": SWEEP_TOKENS},
             "tasks": {

@@ -124,4 +124,9 @@ def policy_rows(names):
     return " ".join(str(sheet[name]) for name in names if name in sheet)
 
 
+PREFETCH = (
+    f"--prefetch {shlex.quote(config['prefetch']['sheet'])}"
+    f" --prefetch-slots {SETTINGS.prefetch.slots}={SETTINGS.slots[SETTINGS.prefetch.slots]!r}"
+)
+PREFETCH_ROWS = " ".join(map(str, SETTINGS.prefetch.policies.values()))
 DOCUMENTS = f"--documents {SETTINGS.documents}" if SETTINGS.documents else ""

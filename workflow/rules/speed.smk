@@ -2,7 +2,7 @@
 
 SIMULATOR = expand(
     "engine/{name}.py",
-    name="clock decision geometry host host_times policies residency simulator timing trace trace_file trace_schema".split(),
+    name="clock decision geometry host host_times policies predictions residency scheduler simulator timing trace trace_file trace_schema".split(),
 )
 
 
@@ -32,6 +32,7 @@ rule simulate_host:
         "evals/simulation.py",
         script="workflow/scripts/simulate_host.py",
         traces="results/traces/{model}",
+        predictions="results/predictions/{model}",
         demand="results/calibration/{model}.safetensors",
         host=lambda wildcards: SETTINGS.hosts[wildcards.host],
     output:
@@ -45,9 +46,12 @@ rule simulate_host:
         rows=policy_rows(POLICIES),
         policy=" ".join(POLICIES),
         slots=SLOTS,
+        prefetch=PREFETCH,
+        prefetch_rows=PREFETCH_ROWS,
     shell:
         "python {input.script} --model {wildcards.model} {params.model} --traces {input.traces}"
         " --demand {input.demand} --policies {params.policies:q} --policy {params.policy} --slots {params.slots}"
+        " {params.prefetch} --predictions {input.predictions}"
         " --host {input.host} --out-times {output.times} --out {output.record} 2>&1 | tee {log}"
 
 
@@ -78,9 +82,10 @@ rule score_delayed:
         delay=SETTINGS.delay_tokens,
         threads=SETTINGS.threads,
         documents=DOCUMENTS,
+        tokens=SETTINGS.prefetch.tokens,
     shell:
         "python {input.script} --model {wildcards.model} {params.model} --policies {params.policies:q}"
-        " --texts {input.texts} {params.documents} --simulations {input.simulations} --demand {input.demand}"
+        " --texts {input.texts} {params.documents} --tokens {params.tokens} --simulations {input.simulations} --demand {input.demand}"
         " --context {params.context} --delay {params.delay} --threads {params.threads}"
         " --out-losses {output.losses} --out {output.record} 2>&1 | tee {log}"
 

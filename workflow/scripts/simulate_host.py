@@ -20,7 +20,7 @@ from engine.policies import Policy, find_policy, load_policies
 from engine.timing import offload_links
 from engine.trace_file import open_trace
 from evals.jobs import Progress, model_hash, provenance
-from evals.simulation import load, read_host, simulate_cells
+from evals.simulation import Predicted, load, read_host, simulate_cells
 
 
 def main() -> None:
@@ -32,6 +32,9 @@ def main() -> None:
     parser.add_argument("--policies", required=True, help="the sheet")
     parser.add_argument("--policy", nargs="+", required=True, help="ids")
     parser.add_argument("--slots", nargs="+", required=True, help="id=percent ...")
+    parser.add_argument("--prefetch", help="a sheet of policies that prefetch, all of which are simulated too")
+    parser.add_argument("--prefetch-slots", help="id=percent, their budget")
+    parser.add_argument("--predictions", help="folder of predict_experts.py, for them")
     parser.add_argument("--host", required=True, help="profile")
     parser.add_argument("--revision")
     parser.add_argument("--width", type=int, help="D of the inflated model; default its own")
@@ -42,11 +45,14 @@ def main() -> None:
     a = parser.parse_args()
     sheet = load_policies(a.policies)
     policies = [find_policy(sheet, name) for name in a.policy]
-    slot_percents = {name: float(percent) for name, _, percent in (pair.partition("=") for pair in a.slots)}
+    prefetching = list(load_policies(a.prefetch).values()) if a.prefetch else []
     demand = load_demand(a.demand)
     arrays: dict[str, np.ndarray] = {}
     record = {"schema": "simulation-1", "model": a.model, "instrument": "simulator", "cells": []}
-    record |= {"rows": {p.id: row_of(p) for p in policies}, "host": {"id": Path(a.host).stem, "status": "absent"}}
+    record |= {
+        "rows": {p.id: row_of(p) for p in (*policies, *prefetching)},
+        "host": {"id": Path(a.host).stem, "status": "absent"},
+    }
     try:
         host = read_host(a.host)
     except UserError as exc:
@@ -62,11 +68,14 @@ def main() -> None:
             arrays.update({f"{name}/{part}": array for part, array in found.items()})
 
         links, _ = offload_links(host)
-        total = len(links) * len(policies) * len(slot_percents) * sum(trace.tokens for trace in traces)
-        progress = Progress(f"simulate {a.model} on {host.id}", total)
-        record["cells"] = simulate_cells(
-            host, geometry, traces, policies, slot_percents, demand, keep=keep, progress=progress.advance
-        )
+        runs = [(policies, percents(a.slots))]
+        if prefetching:
+            runs.append((prefetching, percents([a.prefetch_slots])))
+        cells = len(links) * sum(len(those) * len(budgets) for those, budgets in runs)
+        progress = Progress(f"simulate {a.model} on {host.id}", cells * sum(trace.tokens for trace in traces))
+        options = {"keep": keep, "named": Predicted(a.predictions or "", traces), "progress": progress.advance}
+        for those, budgets in runs:
+            record["cells"] += simulate_cells(host, geometry, traces, those, budgets, demand, **options)
         record["host"] = {"id": host.id, "status": host.status, "fingerprint": host.fingerprint, "quick": host.quick}
         sizes = {} if isinstance(geometry, UserError) else dataclasses.asdict(geometry)
         record["geometry"] = sizes | {"width": a.width, "expert_width": a.expert_width, "dtype": a.dtype}
@@ -74,6 +83,10 @@ def main() -> None:
         save_file(arrays or {"none": np.zeros(0, np.float32)}, temporary)
     record |= {"provenance": provenance(host_sha256=sha256(a.host)), "times_sha256": sha256(a.out_times)}
     write_json(a.out, record)
+
+
+def percents(pairs: list[str]) -> dict[str, float]:
+    return {name: float(percent) for name, _, percent in (pair.partition("=") for pair in pairs)}
 
 
 def read_geometry(a: argparse.Namespace) -> Geometry | UserError:
@@ -93,7 +106,7 @@ def read_geometry(a: argparse.Namespace) -> Geometry | UserError:
 
 def row_of(policy: Policy) -> dict:
     row = {"miss_rule": policy.miss_rule, "eviction": policy.eviction, "beta": policy.beta}
-    return row | {"lossless": policy.lossless}
+    return row | {"lossless": policy.lossless, "prefetch": policy.prefetch, "schedule": policy.schedule}
 
 
 if __name__ == "__main__":

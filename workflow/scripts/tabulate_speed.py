@@ -3,7 +3,8 @@
 Times are the simulator's: modelled. Speedup joins on (host, link, model, slots, text): mean time a token of the
 baseline over the policy's, its interval over clusters of documents as that of every difference (of its logarithm,
 linearised at the estimate). Quality is the emulator's, at the delay that the simulator found for background loads
-(rounded up to a power of two, `delay_tokens`). Rows over all texts pool their tokens.
+(rounded up to a power of two, `delay_tokens`); of a lossy policy that prefetches it is that of the very decisions that
+were timed, on the first `loss_tokens` of every document. Rows over all texts pool their tokens.
 """
 
 import argparse
@@ -19,12 +20,14 @@ from engine.policies import BASELINE
 from evals.jobs import Progress
 from evals.quality import paired_interval
 from evals.records import is_rehearsal, load_arrays, load_scored
-from evals.simulation import delay_of
+from evals.simulation import delay_of, scored_under
 from evals.speedup import speedup
 from evals.stats import percent_change
+from evals.stream import beginnings
 
 COLUMNS = [
-    *("model", "policy", "miss_rule", "eviction", "beta", "lossless", "slots", "slots_percent", "slots_count"),
+    *("model", "policy", "miss_rule", "eviction", "beta", "prefetch", "schedule", "lossless", "slots"),
+    *("slots_percent", "slots_count", "prefetched_per_token", "taken_per_token", "loss_tokens"),
     *("experts", "rehearsal", "host", "host_status", "link", "link_kind", "link_status", "text", "topic", "tokens"),
     *("documents", "token_s_mean", "token_s_median", "token_s_p95", "first_token_s", "compute_s_mean"),
     *("stall_s_mean", "bytes_per_token", "miss_rate", "delay_tokens_median", "delay_tokens_p90", "delay_tokens"),
@@ -32,6 +35,7 @@ COLUMNS = [
     *("delta_percent_low", "delta_percent_high", "expert_bytes", "width", "expert_width", "dtype", "instrument"),
     *("level", "status", "reason"),
 ]
+NO_DELAYED = {"tokens": 0, "losses": {}}
 DOCUMENT_COLUMNS = ["model", "policy", "slots", "host", "link", "text", "document", "tokens", "time_s"]
 
 
@@ -56,7 +60,7 @@ def main() -> None:
         model = record["model"]
         for link in dict.fromkeys(cell["link"] for cell in record["cells"]):
             cells = [cell for cell in record["cells"] if cell["link"] == link]
-            one = OneLink(record, times, scored[model], delayed.get(model), cells, options)
+            one = OneLink(record, times, scored[model], delayed.get(model, NO_DELAYED), cells, options)
             rows += one.rows(progress)
             documents += one.documents()
     for path, columns, lines in ((a.out, COLUMNS, rows), (a.out_documents, DOCUMENT_COLUMNS, documents)):
@@ -137,6 +141,11 @@ class OneLink:
             "limit_token_s": sum(cell["limit_token_s"] * cell["tokens"] for cell in cells) / tokens,
             "delay_tokens": delay if row["beta"] is not None else None,
         }
+        if row["prefetch"]:
+            row |= {
+                "prefetched_per_token": sum(cell["prefetched"] for cell in cells) / tokens,
+                "taken_per_token": sum(cell["prefetched_taken"] for cell in cells) / tokens,
+            }
         if len(delays):
             row |= {"delay_tokens_median": np.median(delays), "delay_tokens_p90": np.quantile(delays, 0.9)}
         row |= self.speedup(cells)
@@ -180,18 +189,31 @@ class OneLink:
         parts = []
         for cell in cells:
             key = f"{cell['slots']}/{cell['text']}"
-            found, base = self.losses_of(cell["policy"], key, delay), self.baseline.losses.get(key)
+            base, clusters = self.baseline.losses.get(key), self.clusters[cell["text"]]
+            if row["prefetch"]:
+                found = self.losses_under(cell)
+                if base is not None:
+                    base = base[beginnings([tokens for _, tokens in clusters], self.delayed["tokens"])]
+                clusters = [(name, min(tokens, self.delayed["tokens"])) for name, tokens in clusters]
+            else:
+                found = self.losses_of(cell["policy"], key, delay)
             lost = [name for name, losses in ((cell["policy"], found), (BASELINE, base)) if losses is None]
             if lost:
                 reason = f"no losses of {' and '.join(lost)} on {cell['text']}: no loss"
                 return {"reason": "; ".join(part for part in (row["reason"], reason) if part)}
-            parts.append((cell["topic"], self.clusters[cell["text"]], found, base))
+            parts.append((cell["topic"], clusters, found, base))
         percent = percent_change(paired_interval(parts, **self.options))
         return {
             "delta_percent": percent.estimate,
             "delta_percent_low": percent.low,
             "delta_percent_high": percent.high,
+            "loss_tokens": sum(len(found) for _, _, found, _ in parts),
         }
+
+    def losses_under(self, cell: dict) -> np.ndarray | None:
+        """Losses [T] under the decisions that this link led to, of the first tokens of every document."""
+        named = {name: cell[name] for name in ("link", "policy", "slots", "text")}
+        return self.delayed["losses"].get(scored_under(host=self.record["host"]["id"], **named))
 
     def losses_of(self, policy: str, key: str, delay: int) -> np.ndarray | None:
         """Losses [T] of a policy at that delay, None where it was not scored."""
@@ -200,7 +222,8 @@ class OneLink:
             return None
         if scored.record["policy_row"]["beta"] is None or delay == scored.record["delay_tokens"]:
             return scored.losses.get(key)
-        return self.delayed["losses"].get(f"{delay}/{policy}/{key}") if self.delayed else None
+        slots, text = key.split("/")
+        return self.delayed["losses"].get(scored_under(delay_tokens=delay, policy=policy, slots=slots, text=text))
 
     def documents(self) -> list[dict]:
         """Seconds of every cluster of documents of every cell."""
