@@ -27,13 +27,14 @@ from engine.host import parse_host
 from engine.host_times import Host, Link
 from engine.log import count
 from engine.measured_run import DEMAND, PROFILE, cell_of, check_rates, load_run, policy_of, read_rescored, records
+from engine.policies import Policy
 from engine.simulator import simulate
 from engine.timing import Timing, limit_bytes_per_s
 from engine.trace_file import open_trace
 from evals.corpora import cluster
 from evals.quality import CELL_FAILURES
 from evals.records import load_arrays
-from evals.simulation import Loaded, load_parts
+from evals.simulation import Loaded, Predicted, Said, load_parts
 
 COUNTS = ("events", "hits", "fetches", "substitutions", "drops")
 MASSES = ("substituted_mass", "dropped_mass")  # means over events
@@ -87,8 +88,10 @@ class MeasuredHost:
     sizes: list[MeasuredSize]
 
     @classmethod
-    def open(cls, folder: str | Path, traces: Mapping[str, str | Path]) -> MeasuredHost:
-        """traces: by model, the folder of its recorded routing. UserError where a run had another profile."""
+    def open(
+        cls, folder: str | Path, traces: Mapping[str, str | Path], predictions: Mapping[str, str | Path] | None = None
+    ) -> MeasuredHost:
+        """By model, the folders of its recorded routing and of what predictors say. UserError: another profile."""
         folder = Path(folder)
         path = folder / PROFILE
         profile = parse_host(yaml.safe_load(path.read_text(encoding="utf-8")), path, name=folder.name)
@@ -98,7 +101,8 @@ class MeasuredHost:
             if held != (profile.fingerprint, sha256(path)):
                 found = f"{folder}: {record['model']} {record['size']} was measured with another profile"
                 raise error(found, f"the {PROFILE} of the folder", "restore it, or move the folder away")
-            sizes.append(MeasuredSize(folder, profile, record, traces.get(record["model"])))
+            model = record["model"]
+            sizes.append(MeasuredSize(folder, profile, record, traces.get(model), (predictions or {}).get(model)))
         return cls(folder, profile, sizes)
 
 
@@ -110,6 +114,7 @@ class MeasuredSize:
     profile: Host
     record: dict
     traces: str | Path | None
+    predictions: str | Path | None = None
 
     # ---- engine ------------------------------------------------------------------------------------------------------
     def engine(self, link: str, policy: str, slots: str, text: str) -> Series:
@@ -200,10 +205,10 @@ class MeasuredSize:
         row, slots_count = policy_of(record, policy), record["slots"][slots]["count"]
         try:
             timing = Timing.of(self.profile, link, geometry, slots_count, context_tokens=self.context_tokens(link))
-            found = simulate(trace, row, timing, demand=self._demand)
+            found = simulate(trace, row, timing, demand=self._demand, named=self._named(row, link, text))
         except CELL_FAILURES as exc:
             raise Absent(f"{type(exc).__name__}: {' '.join(str(exc).split())}") from None
-        foreground, counts = int(found.foreground.sum()), found.summary()
+        foreground, counts = float(found.foreground.sum()), found.summary()
         return Series(
             text,
             record["texts"][text]["topic"],
@@ -212,7 +217,7 @@ class MeasuredSize:
             found.stall_s[None],
             add_up([counts]),
             foreground * timing.expert_bytes,
-            (found.loads - found.waiting - foreground) * timing.expert_bytes,
+            found.bytes - (found.waiting + foreground) * timing.expert_bytes,
         )
 
     def context_tokens(self, link: str) -> int:
@@ -244,6 +249,15 @@ class MeasuredSize:
             except UserError as exc:
                 raise Absent(" ".join(str(exc).split())) from None
         return self._traces[key]
+
+    def _named(self, policy: Policy, link: str, text: str) -> Said | None:
+        """What the policy's predictor says of the tokens that were timed."""
+        if not policy.prefetch:
+            return None
+        if self.predictions is None:
+            raise Absent(f"no predictions of {self.record['model']} here")
+        rows = [range(first, first + n) for _, first, n in self.record["passages"][link][text]]
+        return Predicted(self.predictions, [self._trace(link, text)])(policy.prefetch, text).parts(rows)
 
     # ---- physical limits ---------------------------------------------------------------------------------------------
     def bandwidth_bytes_per_s(self, link: str) -> float:

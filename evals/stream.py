@@ -31,8 +31,8 @@ def cut(text: Text, tokens: int, tokenizer, bos: int | None) -> Text:
 
 def beginnings(sizes: Sequence[int], tokens: int) -> np.ndarray:
     """Places, in a whole text, of the first `tokens` of every document; sizes: tokens of the documents, or of parts."""
-    starts = np.cumsum([0, *sizes])
-    return np.concatenate([np.arange(start, start + min(size, tokens)) for start, size in zip(starts, sizes)])
+    ends = np.cumsum(sizes)
+    return np.concatenate([np.arange(end - n, end - n + min(n, tokens)) for end, n in zip(ends, sizes, strict=True)])
 
 
 def _cut(document: TokenizedDocument, tokens: int, tokenizer) -> TokenizedDocument:

@@ -433,7 +433,7 @@ def test_an_impossible_emulator_is_refused(tiny_moe):
             Emulator(attachment, BUSY, slots=3)
         with pytest.raises(UserError, match="17 slots a layer"):
             Emulator(attachment, BUSY, slots=17)
-        with pytest.raises(UserError, match=r"policy 'fetch_belady' \(eviction belady\) in the emulator"):
+        with pytest.raises(UserError, match=r"policy 'fetch_belady' \(it knows the future\) in the emulator"):
             Emulator(attachment, POLICIES["fetch_belady"], slots=SLOTS)
         with pytest.raises(UserError, match="a delay of 0 tokens"):
             Emulator(attachment, BUSY, slots=SLOTS, delay=0)

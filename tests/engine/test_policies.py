@@ -6,11 +6,11 @@ import math
 
 import numpy as np
 import pytest
-from policy_cases import POLICIES, SHEET, residency
+from policy_cases import POLICIES, SHEET, policy, residency
 
 from engine.decision import EVICTIONS, MISS_RULES, STANDINS
 from engine.errors import UserError, main_guard
-from engine.policies import BASELINE, COLUMNS, find_policy, load_policies
+from engine.policies import BASELINE, COLUMNS, as_row, distinct, find_policy, load_policies, parse_row
 from engine.residency import Demand, check_slots, parse_slots, slots_from_percent
 
 GOOD = {
@@ -300,3 +300,38 @@ def test_demand_of_another_model_is_refused():
     for shape in ((2, 15), (1, 16), (16,)):
         with pytest.raises(UserError, match="calibration demand of shape"):
             held.warm(Demand(np.ones(shape), 10))
+
+
+# ---- prefetching -----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("cells", "words"),
+    [
+        ({"prefetch": "gate_replays", "schedule": "pieces"}, ["prefetch 'gate_replays'", "did you mean 'gate_replay'"]),
+        ({"prefetch": "mlp"}, ["schedule '-'", "a known schedule"]),
+        ({"schedule": "pieces"}, ["schedule 'pieces' but prefetch '-' does not read it"]),
+        ({"prefetch": "mlp", "schedule": "pieces", "eviction": "belady"}, ["prefetch mlp with eviction belady"]),
+        ({"prefetch": "mlp", "schedule": "pieces", "eviction": "frozen"}, ["prefetch mlp with eviction frozen"]),
+    ],
+)
+def test_a_row_that_prefetches_says_how_and_needs_an_eviction_that_lets_experts_in(cells, words):
+    with pytest.raises(UserError) as caught:
+        policy(id="p", miss_rule="fetch", **({"eviction": "lru"} | cells))
+    assert all(part in str(caught.value) for part in words)
+
+
+def test_a_sheet_may_leave_the_columns_of_prefetching_out_but_not_one_of_them(tmp_path):
+    with_them, without = (
+        SHEET.with_name(name).read_text(encoding="utf-8") for name in ("prefetch.tsv", "policies.tsv")
+    )
+    assert with_them.split("\n")[0] == without.split("\n")[0] + "\tprefetch\tschedule"
+    (tmp_path / "p.tsv").write_text(without.replace("\tseed\n", "\tseed\tprefetch\n"), encoding="utf-8")
+    with pytest.raises(UserError, match="then prefetch, schedule or nothing"):
+        load_policies(tmp_path / "p.tsv")
+
+
+@pytest.mark.parametrize("name", load_policies(SHEET.with_name("prefetch.tsv")))
+def test_law_a_row_that_prefetches_survives_being_written(name):
+    own = load_policies(SHEET.with_name("prefetch.tsv"))[name]
+    assert parse_row(as_row(own), "here") == own and as_row(own)["prefetch"] == own.prefetch
+    assert own.clairvoyant == (own.prefetch == "oracle")
+    assert not distinct({name: own})

@@ -50,7 +50,7 @@ def test_the_default_configuration_is_sound(configuration):
 
 def test_what_another_configuration_left_out_is_not_measured(configuration):
     assert check(configuration).measure.models == ("reference",) and check(configuration).measure.slots == ("s25",)
-    own = {key: configuration[key] | {"slots": "s50"} for key in ("sweep", "experiment_b", "tasks")}
+    own = {key: configuration[key] | {"slots": "s50"} for key in ("prefetch", "sweep", "experiment_b", "tasks")}
     found = check(configuration | {"models": ["reference_b"], "slots": {"s50": 50}} | own).measure
     assert found.models == found.slots == () and set(found.links) == {"disk", "sdcard"}
 
@@ -142,6 +142,8 @@ WRONG = {
         "measure.links.disk.tokens", 4096, ["measure.links.disk.tokens is 4096", "context_tokens, 1024"]
     ),
     "a link without repeats": ("measure.links.disk", {"documents": 4, "tokens": 8}, ["no key 'repeats'"]),
+    "a prefetch budget that is not there": ("prefetch.slots", "s26", ["prefetch.slots names 's26'", "mean 's25'"]),
+    "no tokens to score decisions on": ("prefetch.tokens", 1, ["prefetch.tokens is 1", "a number from 2"]),
     "a sweep at slots that are not there": ("sweep.slots", "s26", ["sweep.slots names 's26'", "mean 's25'"]),
     "an experiment at slots that are not there": (
         "experiment_b.slots",
@@ -169,6 +171,20 @@ WRONG = {
     "one measured token": ("measure.links.disk.tokens", 1, ["measure.links.disk.tokens is 1", "a number from 2"]),
     "nothing": ("texts", None, ["texts is null", "keys with values"]),
 }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ("rule_015\tfetch\t-\t-\t-\t-\t-\t-\tlru\t-\t-\t-\tmlp\tpieces", "an id that is not in it"),
+        ("plain\tfetch\t-\t-\t-\t-\t-\t-\tlru\t-\t-\t-\t-\t-", "a predictor in its column prefetch"),
+    ],
+)
+def test_a_row_that_does_not_prefetch_or_has_an_id_of_the_other_sheet_is_refused(configuration, tmp_path, row, words):
+    header = (ROOT / "config" / "prefetch.tsv").read_text(encoding="utf-8").splitlines()[0]
+    (tmp_path / "p.tsv").write_text(f"{header}\n{row}\n", encoding="utf-8")
+    configuration["prefetch"]["sheet"] = str(tmp_path / "p.tsv")
+    assert words in message(configuration)
 
 
 def test_a_sweep_without_the_baseline_has_nothing_to_pair_losses_with(configuration, tmp_path):
@@ -267,7 +283,7 @@ def test_fewer_slots_than_k_are_refused_before_the_first_job(configuration, tmp_
     configuration |= {"models": ["m"], "models_sheet": str(tmp_path / "models.tsv"), "slots": {"s12": 12.5}}
     configuration["measure"]["models"] = ["m"]
     configuration["sweep"]["slots"] = configuration["experiment_b"]["slots"] = "s12"
-    configuration["tasks"]["slots"] = "s12"
+    configuration["tasks"]["slots"] = configuration["prefetch"]["slots"] = "s12"
     assert check(configuration).slots == {"s12": 12.5}  # 8 of 64: one event just fits
     configuration["slots"] = {"s12": 12.4}
     assert "slots.s12 is 12.4 %, 7 of the 64 experts of model m; expected at least K = 8" in message(configuration)

@@ -104,7 +104,7 @@ def test_snakemake_refuses_before_the_first_job(scratch, case):
 
 def test_slot_budgets_of_a_second_configuration_were_added_to_the_first(scratch):
     small = scratch.path("config/second.yaml")
-    others = "".join(f"{key}:\n  slots: s33\n" for key in ("sweep", "experiment_b", "tasks"))
+    others = "".join(f"{key}:\n  slots: s33\n" for key in ("prefetch", "sweep", "experiment_b", "tasks"))
     small.write_text(f"slots:\n  s33: 33.333333\n{others}", encoding="utf-8")
     ended = scratch.made("results/all", "--configfile", "config/second.yaml", "-n", "-p")
     commands = [
@@ -441,8 +441,10 @@ def test_losses_at_another_delay_that_were_not_a_number_were_stored_as_a_result(
     rewrite_weights(model, lambda t: t["lm_head.weight"].fill_(3e38))
     demand = as_if_of(inputs / "demand.safetensors", tmp_path / "demand.safetensors", model)
     found = {"link": "disk", "policy": "quality_first", "slots": "s50", "slots_count": 8, "text": "x", "status": "ok"}
-    simulation = tmp_path / "host.json"
-    simulation.write_text(json.dumps({"cells": [found], "rows": {"quality_first": {"beta": 0.5}}}), encoding="utf-8")
+    simulation, row = tmp_path / "host.json", {"beta": 0.5, "prefetch": None, "lossless": False}
+    simulation.write_text(
+        json.dumps({"cells": [found], "rows": {"quality_first": row}, "host": {"id": "host"}}), encoding="utf-8"
+    )
     save_file({"disk/quality_first/s50/x/delays": np.full(3, 4.0)}, simulation.with_suffix(".safetensors"))
     ended = run_script(
         "score_delayed.py", "--model", "tiny", "--model-dir", model, "--policies", SHEET,

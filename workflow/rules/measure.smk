@@ -171,6 +171,7 @@ rule tabulate_measured:
         ),
         script="workflow/scripts/tabulate_measured.py",
         traces=expand("results/traces/{model}", model=MODELS),
+        predictions=expand("results/predictions/{model}", model=MODELS),
     output:
         table=reported("results/tables/local/measured.csv"),
         documents="results/tables/local/measured_documents.csv",
@@ -181,5 +182,5 @@ rule tabulate_measured:
         hosts=" ".join(os.path.dirname(path) for path in MEASURED),
         statistics=STATISTICS,
     shell:
-        "python {input.script} --hosts {params.hosts} --traces {input.traces} {params.statistics}"
-        " --out {output.table} --out-documents {output.documents} --out-errors {output.errors} 2>&1 | tee {log}"
+        "python {input.script} --hosts {params.hosts} --traces {input.traces} --predictions {input.predictions}"
+        " {params.statistics} --out {output.table} --out-documents {output.documents} --out-errors {output.errors} 2>&1 | tee {log}"

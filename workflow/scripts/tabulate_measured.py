@@ -38,6 +38,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--hosts", nargs="*", default=[], help="results/measured/<host>")
     parser.add_argument("--traces", nargs="*", default=[], type=Path, help="results/traces/<model>")
+    parser.add_argument("--predictions", nargs="*", default=[], type=Path, help="results/predictions/<model>")
     parser.add_argument("--level", type=float, default=0.95)
     parser.add_argument("--replicates", type=int, default=9999)
     parser.add_argument("--seed", type=int, default=20512)
@@ -47,7 +48,8 @@ def main() -> None:
     a = parser.parse_args()
     options = {"level": a.level, "replicates": a.replicates, "seed": a.seed}
     traces = {path.name: path for path in a.traces}
-    sizes = [size for folder in a.hosts for size in MeasuredHost.open(folder, traces).sizes]
+    predictions = {path.name: path for path in a.predictions}
+    sizes = [size for folder in a.hosts for size in MeasuredHost.open(folder, traces, predictions).sizes]
     progress = Progress("tabulate measured hosts", sum(len(OneSize.cells(size)) for size in sizes), "cells")
     rows, documents, errors = [], [], []
     for size in sizes:
