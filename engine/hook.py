@@ -152,6 +152,11 @@ class Attachment:
         return self._experts
 
     @property
+    def routers(self) -> list[nn.Module]:
+        """The router of every layer."""
+        return [module._expertmiss.router for module in self.layers]
+
+    @property
     def top_k(self) -> int:
         return self._top_k
 
