@@ -45,7 +45,12 @@ class Prefetching:
         self._window = window._replace(pieces=pieces, piece_s=record_s / pieces)
         self._entries = new_entries(len(slots.staging_rows))
         self._coming: list[Prefetch | None] = [None] * len(self._entries)
+        self.clear()
+
+    def clear(self) -> None:
+        """Count anew."""
         self.dropped_pieces = 0  # that came and were not needed
+        self.taken_bytes = 0  # that had come of what was fetched
 
     # ---- an event ----------------------------------------------------------------------------------------------------
     def due(self, layer: int) -> np.ndarray:
@@ -69,7 +74,9 @@ class Prefetching:
             return None  # `drop` sees to it
         self._free(i)
         row, left = self._slots.exchange(layer, slot, i)
-        return Taken(row, left, self._slots.layout.record_bytes if coming.whole else self._parts[coming.here][0])
+        first = self._parts[coming.here - 1][1]
+        self.taken_bytes += first
+        return Taken(row, left, first)
 
     def drop(self, layer: int) -> None:
         """The event of this layer has passed."""
