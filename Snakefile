@@ -25,6 +25,7 @@ include: "workflow/rules/reference_model.smk"  #  training of the embedded model
 include: "workflow/rules/models.smk"  #           packed models unpacked, calibrated, their routing recorded
 include: "workflow/rules/quality.smk"  #          every policy scored by perplexity
 include: "workflow/rules/tables.smk"  #           paired differences with intervals
+include: "workflow/rules/predictors.smk"  #       what foretells the next layers' experts, trained and scored
 include: "workflow/rules/sweep.smk"  #            more policies, over a stream of changing topics
 include: "workflow/rules/experiment_b.smk"  #     few heavy against many light substitutions of the same mass
 include: "workflow/rules/tasks.smk"  #            GSM8K and HumanEval: written answers, and the baseline's forced

@@ -181,7 +181,7 @@ def train(
             norm = torch.nn.utils.clip_grad_norm_(arrays.values(), CLIP)
             if not torch.isfinite(norm):
                 raise error(
-                    f"{kind}: a loss of {float(loss):g} in epoch {epoch}", "a number", "lower the learning rate"
+                    f"{kind}: a loss of {loss.item():g} in epoch {epoch}", "a number", "lower the learning rate"
                 )
             optimiser.step()
             progress(len(step))

@@ -20,7 +20,7 @@ from engine.emulator import Emulator
 from engine.errors import UserError, error
 from engine.files import sha256
 from engine.log import DecisionLog, count
-from engine.policies import Policy
+from engine.policies import OPTIONAL, Policy
 from engine.residency import Demand, slots_from_percent
 from engine.trace import Recorder, RouterTrace, replay
 from engine.trace_file import TraceFile, open_trace, trace_writer
@@ -199,7 +199,7 @@ def record_of(
         "schema": "quality-1",
         "model": model,
         "policy": policy.id,
-        "policy_row": {name: _json_value(value) for name, value in asdict(policy).items()},
+        "policy_row": json_row(policy),
         "instrument": "emulator",
         "continuity": "stream",
         "start": "warm",
@@ -215,9 +215,10 @@ def record_of(
     }
 
 
-def _json_value(value):
-    """JSON has no infinity (tau, beta)."""
-    return "inf" if isinstance(value, float) and math.isinf(value) else value
+def json_row(policy: Policy) -> dict:
+    """All columns of the sheet, of the optional ones those that say something. JSON has no infinity (tau, beta)."""
+    row = {name: value for name, value in asdict(policy).items() if value is not None or name not in OPTIONAL}
+    return {name: "inf" if value == math.inf else value for name, value in row.items()}
 
 
 def measure(policy: Policy, text: Text, loss: np.ndarray, log: DecisionLog, slots: int) -> dict:

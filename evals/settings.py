@@ -102,6 +102,15 @@ class Tasks:
 
 
 @dataclass(frozen=True)
+class Predictors:
+    """How the next layers' experts are foretold."""
+
+    rank: int  # of the adapter
+    learning_rate: float
+    names: int  # experts named of a layer
+
+
+@dataclass(frozen=True)
 class Settings:
     models: dict[str, Model]
     policies: dict[str, Policy]
@@ -120,6 +129,7 @@ class Settings:
     sweep: Sweep
     experiment_b: ExperimentB
     tasks: Tasks
+    predictors: Predictors
     this_host: str  # id of the profile of this machine, a key of hosts
 
 
@@ -201,6 +211,7 @@ def check(config: object, where: str | Mapping[str, str] = "config/config.yaml")
         sweep=_sweep(config, where["sweep"]),
         experiment_b=_experiment_b(config, where["experiment_b"]),
         tasks=_tasks(config, policies, where["tasks"]),
+        predictors=_predictors(config),
         this_host=this_host,
     )
 
@@ -297,6 +308,11 @@ def _tasks(config: dict, policies: Mapping[str, Policy], where: str) -> Tasks:
         generate=tuple(name for name in wanted["generate"] if name in policies),
         run_code=require_opt_in(wanted["run_code"]),  # refused here, not after minutes of scoring
     )
+
+
+def _predictors(config: dict) -> Predictors:
+    wanted = config["predictors"]
+    return Predictors(int(wanted["rank"]), float(wanted["learning_rate"]), int(wanted["names"]))
 
 
 def find_hosts(folder: str, where: str) -> tuple[dict[str, Path], str]:

@@ -8,7 +8,6 @@ of topic where the policy has background admission.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from pathlib import Path
@@ -17,6 +16,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from engine.policies import BASELINE, Policy, load_policies
+from evals.quality import json_row
 
 ROOT = Path(__file__).parents[2]
 SHEET = ROOT / "config" / "sweep.tsv"
@@ -67,7 +67,6 @@ def write_records(
 
 def made_up(model: str, policy: Policy, texts, documents: int, tokens: int, scale: float) -> tuple[dict, dict]:
     """The record and arrays of one policy. The same documents weigh the same under every policy."""
-    row = {k: "inf" if v == math.inf else v for k, v in dataclasses.asdict(policy).items()}
     cells, arrays, clusters = [], {}, {}
     since = np.tile(np.arange(tokens), documents)
     for number, text in enumerate(texts):
@@ -88,7 +87,7 @@ def made_up(model: str, policy: Policy, texts, documents: int, tokens: int, scal
         "schema": "quality-1",
         "model": model,
         "policy": policy.id,
-        "policy_row": row,
+        "policy_row": json_row(policy),
         "instrument": "emulator",
         "provenance": {"model": f"weights of {model}"},
         "clusters": clusters,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import re
@@ -21,6 +20,7 @@ from tiny import ROOT, run_script
 from engine.files import sha256
 from engine.policies import load_policies
 from evals.measured_tables import DOCUMENT_COLUMNS
+from evals.quality import json_row
 from evals.speed import LOSS, NUMBERS, WORDS
 from evals.standing import of_published
 
@@ -55,7 +55,7 @@ def write_records(folder: Path, models=("reference", "reference_b"), weights: st
                 "schema": "quality-1",
                 "model": model,
                 "policy": policy.id,
-                "policy_row": ledger_cases.as_json(dataclasses.asdict(policy), policy.id),
+                "policy_row": json_row(policy),
                 "instrument": "emulator",
                 "provenance": {"model": weights},
                 "clusters": {text: [[f"doc{i}", TOKENS] for i in range(DOCUMENTS)] for text in TOPICS},

@@ -50,12 +50,18 @@ FIGURES = ("agreement_by_mass", "claims_by_documents", "experiment_b", "loss_and
 FIGURES += ("loss_by_document", "loss_by_mass", "measured_speedup", "misses_by_slots", "speedup_by_loss")
 FIGURES += ("sweep_loss_by_mass", "token_time", "topic_changes")
 OF_SWEEP = {"sweep_loss_by_mass", "topic_changes"}
+<<<<<<< HEAD
+=======
+OF_OTHER_RUNS = {"experiment_b", "measured_speedup", *OF_SWEEP}
+TRAINED, PREDICTED = ("markov", "mlp", "spec_prefetch"), ("gate_replay", "markov", "mlp", "oracle", "spec_prefetch")
+>>>>>>> predict
 HOSTS = ("local", *sorted(path.stem for path in (ROOT / "config" / "hosts").glob("*.yaml")))
 TABLES = ("quality.csv", "differences.csv", "bundles.md", "claims_by_documents.csv", "curves.csv", "open_loop.csv")
 TABLES += (
     "agreement.csv",
     "documents.csv",
     "experiment_b.csv",
+    "recall.csv",
     "standins.csv",
     "sweep.csv",
     "tasks.csv",
@@ -70,7 +76,7 @@ PAGES = ("answer.md", "claims.csv", "claims.md", "gate/tiny.md", "provenance.md"
 PAGES += tuple(f"tables/local/{name}" for name in ("bundles.md", "differences.csv", "engine_simulator.csv"))
 PAGES += tuple(f"tables/local/{name}.csv" for name in ("measured", "open_loop", "quality", "speed"))
 PAGES += tuple(f"tables/local/{name}.csv" for name in ("agreement", "documents", "experiment_b", "standins", "sweep"))
-PAGES += tuple(f"tables/local/{name}.csv" for name in ("tasks", "topic_changes"))
+PAGES += tuple(f"tables/local/{name}.csv" for name in ("recall", "tasks", "topic_changes"))
 AFTER_FIGURES = {"plot_figure", "index_results"}
 AFTER_SWEEP = {"tabulate_sweep", "tabulate_claims", "write_pages", "write_provenance", *AFTER_FIGURES}
 AFTER_SWEEP |= {"run_tasks", "tabulate_tasks"}  # its policies are asked the tasks too
@@ -227,6 +233,9 @@ def test_every_promised_file_is_there(story):
         *(f"plots/local/{figure}.{suffix}" for figure in FIGURES for suffix in ("svg", "png", "csv")),
         *(f"sweep/tiny/{policy}.{suffix}" for policy in SWEEP for suffix in ("json", "safetensors")),
         "experiment_b/tiny/pilot.json",
+        *(f"predictors/tiny/{name}" for name in ("README.md", *(f"{kind}.safetensors" for kind in TRAINED))),
+        *(f"predictions/tiny/{kind}/{text}.safetensors" for kind in PREDICTED for text in TEST),
+        "predictions/tiny/recall.json",
         *(f"quality/tiny/{policy}/perplexity.json" for policy in POLICIES),
         *(f"losses/tiny/{policy}.safetensors" for policy in POLICIES),
         *(f"decisions/tiny/{p}/{slots}/{text}.safetensors" for p in POLICIES for slots in SLOTS for text in TEST),
@@ -538,7 +547,7 @@ def test_a_changed_policy_row_scores_that_policy_alone(story, change, policy):
 
 def test_a_changed_level_scores_nothing(story):
     tables = {"tabulate_experiment_b", "tabulate_measured", "tabulate_quality", "tabulate_speed", "tabulate_sweep"}
-    tables.add("tabulate_tasks")
+    tables |= {"tabulate_recall", "tabulate_tasks"}
     assert story.planned["level"].keys() == {*tables, *AFTER_TABLES}
 
 

@@ -284,6 +284,7 @@ class Scratch:
                 "generate": list(GENERATE),
                 "run_code": False,
             },
+            "predictors": {"rank": 4, "learning_rate": 0.01, "names": 8},
             "statistics": {"level": 0.95, "replicates": 199, "seed": 1},
         }
         self.configure()

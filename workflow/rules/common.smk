@@ -11,7 +11,7 @@ from pathlib import Path
 import yaml
 
 from engine.errors import UserError
-from engine.policies import BUNDLES, distinct, load_policies
+from engine.policies import BASELINE, BUNDLES, distinct, load_policies
 from evals.settings import check
 
 

@@ -101,6 +101,7 @@ rule index_results:
                 "engine_simulator.csv",
                 "measured.csv",
                 "open_loop.csv",
+                "recall.csv",
                 "speed.csv",
                 "standins.csv",
                 "topic_changes.csv",

@@ -81,6 +81,7 @@ rule write_provenance:
             *RECORDS,
             *SWEEP_RECORDS,
             *AGREEMENTS,
+            *expand("results/predictions/{model}/recall.json", model=MODELS),
         ],
         texts=expand("results/texts/{text}.json", text=TEXTS),
         hosts=list(SETTINGS.hosts.values()),

@@ -111,7 +111,7 @@ def predict(
         nonlocal done
         part = slice(done, done + len(inputs))
         for predictor in predictors:
-            for layer in range(trace.layers):
+            for layer in range(trace.layers - 1):  # nothing comes after the last
                 claims = predictor.over_text(layer, inputs[:, layer], previous[part])
                 for array, found in zip(said[predictor.kind], names(claims, a.names), strict=True):
                     array[part, layer] = found

@@ -9,14 +9,13 @@ standins.csv        pairs of policies that differ in one column of the stand-in 
 
 import argparse
 from collections.abc import Iterator
-from dataclasses import fields
 
 import numpy as np
 import pandas as pd
 
 from engine.errors import main_guard
 from engine.files import atomic
-from engine.policies import BASELINE, Policy
+from engine.policies import BASELINE, COLUMNS
 from evals.jobs import Progress
 from evals.quality_tables import difference, identity, model_rows
 from evals.records import Scored, load_scored
@@ -71,7 +70,7 @@ def main() -> None:
 
 # ---- every policy ----------------------------------------------------------------------------------------------------
 def sweep_rows(own: dict[str, Scored], options: dict) -> list[dict]:
-    columns = [field.name for field in fields(Policy) if field.name != "id"]
+    columns = [column for column in COLUMNS if column != "id"]
     rows = []
     for row in model_rows(own, options, progress=lambda: None):
         of_policy = own[row["policy"]].record["policy_row"]

@@ -132,13 +132,14 @@ def card(
         "token; what each predictor is stands in engine/predictors.py.",
         "",
         f"Trained on {int((~data.held).sum()):,} tokens of the calibration texts "
-        f"{', '.join(json.loads(facts['texts']))}; {int(data.held.sum()):,} tokens of other documents ({facts['held_out']}) chose the epoch, and the numbers "
+        f"{', '.join(json.loads(facts['texts']))}; {int(data.held.sum()):,} tokens of other documents "
+        f"({facts['held_out']}) chose the epoch, and the numbers "
         "below are theirs. No test text was read.",
         "",
         f"Learning rate {recipe['learning_rate']:g} (AdamW, torch's other settings), gradients clipped to "
         f"{recipe['clip']:g}, {recipe['batch']} tokens a step, horizons weighted {recipe['weights']}, rank {rank}, "
-        f"seeds {recipe['initial_seed']} (first weights) and {recipe['order_seed']} (order). Transitions are smoothed by "
-        f"{SMOOTHING:g} events of the marginal. " + " ".join(_epochs(kind, one) for kind, one in trained.items()),
+        f"seeds {recipe['initial_seed']} (first weights) and {recipe['order_seed']} (order). Transitions are "
+        f"smoothed by {SMOOTHING:g} events of the marginal. " + " ".join(_epochs(kind, one) for kind, one in trained.items()),
         "",
         "| predictor | parameters | multiply-adds a token |",
         "|---|---|---|",

@@ -46,6 +46,7 @@ ABOUT = {
     "speed.csv": "Every (model, policy, slots, host, link, text): modelled time a token, speedup, loss.",
     "tasks.csv": "Every (model, policy, task, metric): scores of written answers, agreement, mass, truncations.",
     "quality.csv": "Every (model, policy, slots, text): perplexity, loss with interval, counts.",
+    "recall.csv": "Every (model, predictor, horizon, layer, topic): recall with interval, difference to gate replay.",
     "standins.csv": "Pairs of policies that differ in one column of the stand-in alone: difference of their losses.",
     "sweep.csv": "Every policy of the sweep over the stream of changing topics: loss with interval, mass, counts.",
     "topic_changes.csv": "Every policy of the sweep by tokens since the change of topic: loss, hit rate, mass.",
