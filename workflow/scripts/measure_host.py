@@ -45,12 +45,12 @@ from engine.measured_run import (
 )
 from engine.offload_model import OpenModel
 from engine.policies import BASELINE, Policy, as_row, find_policy, load_policies
-from engine.predictors import TRAINED, Predictor, make_predictor
 from engine.residency import check_slots, slots_from_percent
 from engine.store import Manifest, read_manifest
-from engine.timing import Timing, offload_links
+from engine.timing import offload_links
 from evals.jobs import Progress, load_texts, load_tokenizer, model_hash, provenance
 from evals.measured import Passage, passages
+from evals.measured_prefetch import Ahead, is_timed, trained_predictors
 from evals.quality import CELL_FAILURES, Text
 from evals.simulation import read_host
 
@@ -136,48 +136,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--out", required=True, help="folder of the host")
     return parser.parse_args()
-
-
-# ---- prefetching ----------------------------------------------------------------------------------------------------
-def is_timed(policy: Policy) -> bool:
-    """Whether a policy can run, and is more than a control of the simulator's."""
-    return not (policy.clairvoyant or policy.in_place or policy.prefetch == "random")
-
-
-def trained_predictors(folder: str | None, policies: list[Policy]) -> dict[str, Path]:
-    """By kind the file of every trained predictor that is needed. UserError where there is none."""
-    found = {}
-    for policy in (policy for policy in policies if policy.prefetch in TRAINED):
-        path = Path(folder or ".") / f"{policy.prefetch}.safetensors"
-        if folder is None or not path.is_file():
-            what = f"no {path}" if folder else f"policy '{policy.id}' without --predictors"
-            raise error(what, f"a trained {policy.prefetch}", "train it, or leave that policy out")
-        found[policy.prefetch] = path
-    return found
-
-
-@dataclasses.dataclass
-class Ahead:
-    """What policies that prefetch are used with: predictors, made once, and the window of every link and budget."""
-
-    folder: str | None
-    model_hash: str
-    host: Host
-    geometry: Geometry | None
-    made: dict[tuple[int, str], Predictor] = dataclasses.field(default_factory=dict)
-
-    def of(self, policy: Policy, opened: OpenModel, link: str, slots: int) -> dict:
-        """For `Engine.use`; nothing of a policy that does not prefetch. UserError on a model that cannot be timed."""
-        if not policy.prefetch:
-            return {}
-        if self.geometry is None:
-            found = f"policy '{policy.id}' on a model whose times are not known"
-            raise error(found, "a family that the formulas cover", "leave that policy out")
-        key = id(opened), policy.prefetch
-        if key not in self.made:
-            self.made[key] = make_predictor(policy.prefetch, opened.attachment, self.folder, self.model_hash)
-        window = Timing.of(self.host, link, self.geometry, slots).window(policy.schedule)
-        return {"predictor": self.made[key], "window": window}
 
 
 # ---- what is measured ------------------------------------------------------------------------------------------------
