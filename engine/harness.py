@@ -44,6 +44,7 @@ def decode(model, engine: Engine, documents: Sequence[Sequence[int]]) -> Timed:
     for ids in documents:
         starts.append(len(token_s))
         cache = None
+        engine.new_sequence()
         for token, target in itertools.pairwise(ids):
             wanted = torch.tensor([[token]], device=model.device)
             stalled = engine.stalled_s

@@ -2,20 +2,31 @@
 
 The queue is that of the simulator (engine/clock.py, docs/simulator.md):
 
-* Foreground: `fetch` brings all records of an event, several at once, and blocks. It first waits for what is left of
-  the background record in transit; no transfer is broken off.
-* Background: `issue` queues a record. Queued ones pass one at a time, first in first out, and none starts while a
-  fetch runs or waits.
+* Foreground: `fetch` brings all records of an event, several at once, and blocks. It first waits for what is in
+  transit, a piece or a background record; no transfer is broken off.
+* Prefetch: `schedule` says of which records how many pieces may start, in this order, until it is called again. One
+  passes at a time, and none starts while a fetch runs or waits.
+* Background: `issue` queues a record. Queued ones pass whole, one at a time, first in first out, and none starts
+  while a fetch runs or waits or a piece may pass.
 * A queued expert that is needed now leaves the queue and is fetched with the others; one in transit is waited for:
 
-    promoted = [link.withdraw(transfer) for transfer in wanted]       # True: it was queued, fetch it
-    link.fetch([*missing, *(t.place for t, queued in zip(wanted, promoted) if queued)])
-    for transfer, queued in zip(wanted, promoted): queued or transfer.wait()
+    with link.hold():
+        promoted = [link.withdraw(transfer) for transfer in wanted]       # True: it was queued, fetch it
+        link.fetch([*missing, *(t.place for t, queued in zip(wanted, promoted) if queued)])
+        for transfer, queued in zip(wanted, promoted): queued or transfer.wait()
+
+What of a prefetched record has not come when it is needed is a place of its own in the fetch, from its first byte on:
+
+    link.halt(prefetch)                         # once its layer has routed, no further piece starts
+    with link.hold():
+        link.settle(prefetch)                   # waits for one in transit
+        link.fetch([*missing, rest])            # rest: what begins where prefetch.pieces[prefetch.here] would have
 
 A throttled link holds records back in the reader that brought them: n records begun together are in no sooner than
-latency + n * bytes / bandwidth after they began (engine.host_times.Affine); latencies overlap, and foreground and
-background share the bandwidth through one date at which the link is free. It can only be late, never early, and the
-journal shows it: of all that began at B or later, at most bandwidth * (E - B - latency) bytes have ended by E.
+latency + n * bytes / bandwidth after they began (engine.host_times.Affine), and a piece counts as a small record;
+latencies overlap, and all share the bandwidth through one date at which the link is free. It can only be late, never
+early, and the journal, which has a row a record or piece, shows it: of all that began at B or later, at most
+bandwidth * (E - B - latency) bytes have ended by E.
 """
 
 from __future__ import annotations
@@ -23,7 +34,8 @@ from __future__ import annotations
 import struct
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Condition, Lock, Thread
 
@@ -36,8 +48,10 @@ from engine.record import Store, read_record
 
 READERS = 8  # as deep as the probe measures a disk, so that the simulator's times are of as many reads in flight
 LINKS: dict[str, Affine | None] = {"disk": None, "sdcard": SDCARD}  # limits of the links that every host has
-JOURNAL = np.dtype([("begin_s", "f8"), ("end_s", "f8"), ("bytes", "i8"), ("foreground", "?")])
-_entry = struct.Struct("=ddq?").pack  # one row of JOURNAL
+JOURNAL = np.dtype(
+    [("begin_s", "f8"), ("end_s", "f8"), ("bytes", "i8"), ("foreground", "?"), ("prefetch", "?")]
+)  # neither foreground nor prefetch: background
+_entry = struct.Struct("=ddq??").pack  # one row of JOURNAL
 _WATCHED_S = 1e-4  # before a date; time.sleep is 0.05 to 0.1 ms late, by the kernel's timer slack and the waking
 
 
@@ -48,12 +62,16 @@ def limits_of(link: host_times.Link) -> Affine | None:
 
 @dataclass(frozen=True)
 class Place:
-    """Where an expert goes. arrived: called by the reader when `target` [record_bytes] holds it."""
+    """Where an expert goes. arrived: called by the reader when `target` [record_bytes] holds it.
+
+    first: of a part, which is as long as the target, the byte of the record where it begins; None: the whole record.
+    """
 
     layer: int
     expert: int
     target: memoryview
     arrived: Callable[[], None] | None = None
+    first: int | None = None
 
 
 class Transfer:
@@ -63,6 +81,13 @@ class Transfer:
         """turn: of its link."""
         self.place, self.state, self._turn = place, "queued", turn
         self.error: BaseException | None = None
+
+    def begin(self) -> Place:
+        self.state = "in_transit"
+        return self.place
+
+    def end(self, error: BaseException | None) -> None:
+        self.state, self.error = "failed" if error else "done", error
 
     def wait(self) -> None:
         """Until it is done; raises what it failed with."""
@@ -75,6 +100,33 @@ class Transfer:
             raise RuntimeError("a transfer that was withdrawn, or whose link was closed, never arrives")
 
 
+class Prefetch:
+    """One record that comes in pieces before it is needed: the first `here` are in, of `begun` that have started.
+
+    error: of a piece that failed; no further one starts.
+    """
+
+    def __init__(self, pieces: Sequence[Place]) -> None:
+        """pieces: parts of the record, in order, that cover it."""
+        self.layer, self.expert = pieces[0].layer, pieces[0].expert
+        self.pieces, self.begun, self.here, self.granted = tuple(pieces), 0, 0, 0
+        self.error: BaseException | None = None
+
+    @property
+    def whole(self) -> bool:
+        return self.here == len(self.pieces)
+
+    def begin(self) -> Place:
+        self.granted, self.begun = self.granted - 1, self.begun + 1
+        return self.pieces[self.begun - 1]
+
+    def end(self, error: BaseException | None) -> None:
+        if error:
+            self.error, self.granted = error, 0
+        else:
+            self.here += 1
+
+
 class Link:
     """Carries records from a store to where they are told. One lane fetches; the store stays open after `close`."""
 
@@ -84,10 +136,11 @@ class Link:
         """readers: records of one fetch that are read at once. limits: None is as fast as the store."""
         self.store, self.limits, self.name = store, limits, name
         self._readers = Readers(readers, name)
-        self._lock = Lock()  # guards the four below
+        self._lock = Lock()  # guards the five below
         self._turn = Condition(self._lock)
         self._queue: deque[Transfer] = deque()
-        self._transit: Transfer | None = None
+        self._agenda: deque[Prefetch] = deque()
+        self._transit: Transfer | Prefetch | None = None
         self._fetching: set[object] = set()
         self._closed = False
         self._booking = Lock()
@@ -104,21 +157,53 @@ class Link:
         """
         if not places:
             return
+        with self.hold():
+            with self._lock:
+                while self._transit:
+                    self._turn.wait()
+            begin_s = time.perf_counter()
+            self._readers.read_all(lambda place: self._bring(place, begin_s, foreground=True), places)
+
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """Nothing starts in the background: of an event that looks at what is under way before it fetches."""
         mark = object()
         try:
             with self._lock:
                 if self._closed:
                     raise RuntimeError("the link is closed")
                 self._fetching.add(mark)
-                while self._transit:
-                    self._turn.wait()
-            begin_s = time.perf_counter()
-            self._readers.read_all(lambda place: self._bring(place, begin_s, True), places)
+            yield
         finally:
             with self._lock:
                 self._fetching.discard(mark)
-                if self._queue:
+                if self._queue or self._agenda:
                     self._turn.notify_all()
+
+    # ---- prefetch ----------------------------------------------------------------------------------------------------
+    def schedule(self, agenda: Sequence[tuple[Prefetch, int]]) -> None:
+        """From now on so many more pieces of these may start, in this order; of all others none."""
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("the link is closed")
+            for prefetch in self._agenda:
+                prefetch.granted = 0
+            for prefetch, pieces in agenda:
+                prefetch.granted = 0 if prefetch.error else min(pieces, len(prefetch.pieces) - prefetch.begun)
+            self._agenda = deque(prefetch for prefetch, _ in agenda if prefetch.granted > 0)
+            if self._agenda:
+                self._turn.notify_all()
+
+    def halt(self, prefetch: Prefetch) -> None:
+        """No further piece of it starts."""
+        with self._lock:
+            prefetch.granted = 0
+
+    def settle(self, prefetch: Prefetch) -> None:
+        """Back when no piece of it is in transit."""
+        with self._lock:
+            while self._transit is prefetch:
+                self._turn.wait()
 
     # ---- background --------------------------------------------------------------------------------------------------
     def issue(self, place: Place) -> Transfer:
@@ -144,31 +229,40 @@ class Link:
         """The background thread."""
         while True:
             with self._lock:
-                while not self._closed and (self._fetching or not self._queue):
+                while not self._closed and (self._fetching or not self._next()):
                     self._turn.wait()
                 if self._closed:
                     return
-                transfer = self._transit = self._queue.popleft()
-                transfer.state = "in_transit"
+                job = self._transit = self._next()
+                prefetch = isinstance(job, Prefetch)
+                if not prefetch:
+                    self._queue.popleft()
+                place, failed = job.begin(), None
             try:
-                self._bring(transfer.place, time.perf_counter(), False)
+                self._bring(place, time.perf_counter(), prefetch=prefetch)
             except BaseException as exc:  # whoever waits for it is told
-                transfer.error = exc
+                failed = exc
             with self._lock:
-                transfer.state = "failed" if transfer.error else "done"
+                job.end(failed)
                 self._transit = None
                 self._turn.notify_all()
-            del transfer  # it holds on to its target
+            del job, place, failed  # they hold on to its target
 
-    # ---- one record --------------------------------------------------------------------------------------------------
-    def _bring(self, place: Place, begin_s: float, foreground: bool) -> None:
+    def _next(self) -> Prefetch | Transfer | None:
+        """What the background thread carries next: of the first prefetch that may pass one a piece, else a record."""
+        while self._agenda and self._agenda[0].granted <= 0:
+            self._agenda.popleft()
+        return self._agenda[0] if self._agenda else self._queue[0] if self._queue else None
+
+    # ---- one record or piece -----------------------------------------------------------------------------------------
+    def _bring(self, place: Place, begin_s: float, *, foreground: bool = False, prefetch: bool = False) -> None:
         """begin_s: when the link was asked, the same for all records of a fetch."""
-        size = read_record(self.store, place.layer, place.expert, place.target)
+        size = read_record(self.store, place.layer, place.expert, place.target, place.first)
         if self.limits:
             self._hold_back(begin_s, size)
         if place.arrived:
             place.arrived()  # a record is in when it is all the way in
-        self._journal.extend(_entry(begin_s, time.perf_counter(), size, foreground))  # atomic
+        self._journal.extend(_entry(begin_s, time.perf_counter(), size, foreground, prefetch))  # atomic
 
     def _hold_back(self, begin_s: float, size: int) -> None:
         with self._booking:
@@ -181,19 +275,20 @@ class Link:
 
     # ---- journal and end ---------------------------------------------------------------------------------------------
     def journal(self) -> np.ndarray:
-        """Every record that came in since the last `clear`, rows of JOURNAL."""
+        """Every record and piece that came in since the last `clear`, rows of JOURNAL."""
         return np.frombuffer(bytes(self._journal), JOURNAL)
 
     def clear(self) -> None:
         self._journal.clear()
 
     def close(self) -> None:
-        """Wait for the record in transit, withdraw the queued ones, end all threads."""
+        """Wait for what is in transit, withdraw the queued records, forget the agenda, end all threads."""
         with self._lock:
             self._closed = True
             for transfer in self._queue:
                 transfer.state = "withdrawn"
             self._queue.clear()
+            self._agenda.clear()
             self._turn.notify_all()
         self._carrier.join()
         self._readers.close()

@@ -16,7 +16,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from engine.decision import ARRIVED, DROP, FETCH, FETCHED, HIT, IN_PLACE, ISSUED, MOVE, PROMOTED, SUBSTITUTE, Log
+from engine.decision import ARRIVED, DROP, FETCH, FETCHED, HIT, IN_PLACE, ISSUED, MOVE, PROMOTED, SUBSTITUTE, TAKEN, Log
 from engine.errors import error
 from engine.files import atomic
 
@@ -140,7 +140,7 @@ def count(log: DecisionLog) -> dict[str, float | int]:
     """The counts every quality number carries; shares are of the K x events demands.
 
     substituted_mass and dropped_mass are averaged over events, apart. `loads` is what was read: a promoted load was
-    issued before and counts once.
+    issued before and counts once. `prefetched`: fetches whose whole record was there.
     """
     kind, g, events = log.kind, log.g, log.events
     demands = max(kind.size, 1)
@@ -164,7 +164,8 @@ def count(log: DecisionLog) -> dict[str, float | int]:
         "background_issued": int((cause == ISSUED).sum()),
         "background_arrived": int((cause == ARRIVED).sum()),
         "promoted": int((cause == PROMOTED).sum()),
-        "loads": int(np.isin(cause, (FETCHED, ISSUED)).sum()),
+        "prefetched": int((cause == TAKEN).sum()),
+        "loads": int(np.isin(cause, (FETCHED, ISSUED, TAKEN)).sum()),
     }
 
 

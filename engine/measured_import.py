@@ -24,7 +24,7 @@ import yaml
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from engine.decision import ARRIVED, DROP, FETCH, FETCHED, HIT, ISSUED, MOVE, PROMOTED, SUBSTITUTE
+from engine.decision import ARRIVED, DROP, FETCH, FETCHED, HIT, ISSUED, MOVE, PROMOTED, SUBSTITUTE, TAKEN
 from engine.demand import load_demand
 from engine.errors import UserError, error
 from engine.files import atomic_folder, copy, sha256
@@ -33,6 +33,7 @@ from engine.log import DecisionLog
 from engine.measured_run import (
     AGAIN,
     DEMAND,
+    PREFETCH,
     PROFILE,
     SHORTEST_S,
     Cell,
@@ -42,6 +43,7 @@ from engine.measured_run import (
     hosts,
     load_run,
     policy_of,
+    predictor_key,
     read_rescored,
     records,
 )
@@ -203,6 +205,9 @@ def check_facts(path: Path, run: Run, cell: Cell, record: dict) -> None:
         "text_sha256": record["texts"][cell.text]["sha256"],
         "passages": json.dumps(record["passages"][cell.link][cell.text]),
     }
+    trained = predictor_key(policy_of(record, cell.policy))
+    if trained in record["provenance"]:
+        wanted["predictor_sha256"] = record["provenance"][trained]
     for name, value in wanted.items():
         if run.facts.get(name) != str(value):
             raise error(f"{path}: {name} {str(run.facts.get(name))[:80]}", str(value)[:80], AGAIN)
@@ -220,12 +225,22 @@ def check_times(path: Path, run: Run, host: Host, cell: Cell, record: dict) -> N
     times = np.isfinite(journal["begin_s"]).all() and np.isfinite(journal["end_s"]).all()
     if not times or (journal["end_s"] <= journal["begin_s"]).any():
         raise error(f"{path}: records that end before they begin", "end_s after begin_s", AGAIN)
-    if (journal["bytes"] != record["record_bytes"]).any():
-        raise error(f"{path}: records of other sizes", f"{record['record_bytes']} bytes each", AGAIN)
+    _check_sizes(path, journal, record, policy_of(record, cell.policy))
     link = host.link(cell.link)
     check_rates(link, journal, str(path))
     waited_s = max(float(run.stall_s.sum()), SHORTEST_S)
     link.check_observed(run.bytes(foreground=True), waited_s, f"{path}, what was waited for")
+
+
+def _check_sizes(path: Path, journal: dict[str, np.ndarray], record: dict, policy: Policy) -> None:
+    """Whole records; where a policy prefetches, of what did not come in the background also parts, in whole pages."""
+    size, whole, ahead = journal["bytes"], record["record_bytes"], journal[PREFETCH].astype(bool)
+    if not policy.prefetch and ahead.any():
+        raise error(f"{path}: {ahead.sum()} pieces came ahead", f"none of policy {policy.id}", AGAIN)
+    in_parts = (ahead | journal["foreground"].astype(bool)) if policy.prefetch else ahead
+    part = (size % PAGE == 0) & (size > 0) & (size < whole)
+    if ((size != whole) & ~(in_parts & part)).any():
+        raise error(f"{path}: records of other sizes", f"{whole} bytes each", AGAIN)
 
 
 def check_log(path: Path, run: Run, cell: Cell, record: dict) -> None:
@@ -237,6 +252,8 @@ def check_log(path: Path, run: Run, cell: Cell, record: dict) -> None:
     cause = log.moves[:, 1 + MOVE.names.index("cause")]
     fetched, promoted = (int((cause == kind).sum()) for kind in (FETCHED, PROMOTED))
     foreground = int(run.journal["foreground"].astype(bool).sum())
+    if policy.prefetch:  # whose last piece may have come after the decision
+        fetched, promoted = 0, fetched + promoted
     if not fetched <= foreground <= fetched + promoted:
         raise error(f"{path}: {foreground} records fetched", f"{fetched} to {fetched + promoted}, by its log", AGAIN)
 
@@ -278,13 +295,19 @@ def _move_faults(log: DecisionLog, policy: Policy, record: dict, slots: int):
         wrong = (column < 0) | (column >= end)
         yield wrong.any(), f"a move of {name} {column[wrong][:1].tolist()}", f"0 to {end - 1}"
     yield ((victim < -1) | (victim >= record["experts"])).any(), "a victim out of range", "an expert or -1"
-    known = np.isin(cause, (FETCHED, PROMOTED, ISSUED, ARRIVED))
-    yield not known.all(), f"a move of cause {cause[~known][:1].tolist()}", "fetched, promoted, issued or arrived"
+    known = np.isin(cause, (FETCHED, PROMOTED, ISSUED, ARRIVED, TAKEN))
+    yield (
+        not known.all(),
+        f"a move of cause {cause[~known][:1].tolist()}",
+        "fetched, promoted, issued, arrived or taken",
+    )
+    taken = int((cause == TAKEN).sum())
+    yield policy.prefetch is None and taken > 0, f"{taken} prefetched experts", f"none of policy {policy.id}"
     background = int(np.isin(cause, (PROMOTED, ISSUED, ARRIVED)).sum())
     yield policy.beta is None and background > 0, f"{background} background loads", f"none of policy {policy.id}"
     arrived, issued = int(np.isin(cause, (PROMOTED, ARRIVED)).sum()), int((cause == ISSUED).sum())
     yield arrived > issued, f"{arrived} loads ended", f"at most the {issued} that were issued"
-    fetches, moved = int((log.kind == FETCH).sum()), int(np.isin(cause, (FETCHED, PROMOTED)).sum())
+    fetches, moved = int((log.kind == FETCH).sum()), int(np.isin(cause, (FETCHED, PROMOTED, TAKEN)).sum())
     yield fetches != moved, f"{fetches} fetches", f"as many as the {moved} moves for them"
 
 

@@ -40,6 +40,7 @@ RESCORED, RESCORED_SCHEMA = "_rescored", "rescored-1"
 OWN = "own"  # size of a model that is not inflated
 PROFILE, DEMAND = "host.yaml", "demand.safetensors"
 JOURNAL = ("begin_s", "end_s", "bytes", "foreground")  # of every record; seconds since the first began
+PREFETCH = "prefetch"  # of the journal too, where pieces of records came before they were needed
 OF_TOKENS = ("token_s", "stall_s", "losses")
 BESIDE = (*OF_TOKENS, "starts", *(f"journal_{name}" for name in JOURNAL))
 AGAIN = "measure it again"
@@ -68,6 +69,11 @@ class Cell:
         return host / self.model / self.size / f"{self.name}.safetensors"
 
 
+def predictor_key(policy: Policy) -> str:
+    """Of a record's provenance: the sha256 of the predictor, of a policy whose predictor is trained."""
+    return f"{policy.prefetch}_sha256"
+
+
 def size_of(width: int | None, expert_width: int | None) -> str:
     """Id of a size; None: the model's own."""
     return f"{width or OWN}x{expert_width or OWN}" if width or expert_width else OWN
@@ -83,7 +89,7 @@ class Run:
     stall_s: np.ndarray  # [T], of it waiting for records
     losses: np.ndarray  # [T] float32, as the engine computed them
     starts: np.ndarray  # [documents] int64
-    journal: dict[str, np.ndarray]  # by name of JOURNAL, each [records]
+    journal: dict[str, np.ndarray]  # by name of JOURNAL and PREFETCH, each [records and pieces]
 
     @property
     def facts(self) -> dict[str, str]:
@@ -97,8 +103,15 @@ class Run:
         return mask
 
     def bytes(self, foreground: bool) -> int:
-        """Of the records that the model waited for, or of those that came beside its compute."""
-        return int(self.journal["bytes"][self.journal["foreground"].astype(bool) == foreground].sum())
+        """Of what the model waited for, or of the background records that came beside its compute."""
+        journal = self.journal
+        chosen = (journal["foreground"].astype(bool) == foreground) & ~journal[PREFETCH].astype(bool)
+        return int(journal["bytes"][chosen].sum())
+
+    @property
+    def prefetch_bytes(self) -> int:
+        """Of pieces that came before they were needed, or in vain."""
+        return int(self.journal["bytes"][self.journal[PREFETCH].astype(bool)].sum())
 
 
 def save_run(path: Path, timed: Timed, log: DecisionLog, journal: np.ndarray) -> None:
@@ -107,6 +120,8 @@ def save_run(path: Path, timed: Timed, log: DecisionLog, journal: np.ndarray) ->
     beside = {name: getattr(timed, name) for name in (*OF_TOKENS, "starts")}
     beside |= {f"journal_{name}": journal[name] - began for name in ("begin_s", "end_s")}
     beside |= {"journal_bytes": journal["bytes"], "journal_foreground": journal["foreground"].astype(np.int8)}
+    if len(journal) and journal[PREFETCH].any():
+        beside[f"journal_{PREFETCH}"] = journal[PREFETCH].astype(np.int8)
     log.save(path, beside)
 
 
@@ -118,6 +133,7 @@ def load_run(path: Path) -> Run:
     if missing:
         raise error(f"{path}: without {', '.join(missing)}", "a run that measure_host.py saved", AGAIN)
     journal = {name: beside[f"journal_{name}"] for name in JOURNAL}
+    journal[PREFETCH] = beside.get(f"journal_{PREFETCH}", np.zeros_like(journal["foreground"]))
     tokens, starts = len(log.executed), beside["starts"]
     fits = all(beside[name].shape == (tokens,) for name in OF_TOKENS)
     fits = fits and all(array.shape == journal["bytes"].shape and array.ndim == 1 for array in journal.values())

@@ -19,6 +19,7 @@ import resource
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -26,10 +27,14 @@ from engine.demand import demand_facts, load_demand
 from engine.errors import error, main_guard, nearest
 from engine.host_times import Affine
 from engine.log import count
-from engine.policies import find_policy, load_policies
+from engine.policies import Policy, find_policy, load_policies
 from engine.safetensors_files import weights_hash
 
+if TYPE_CHECKING:
+    from engine.offload_model import OpenModel
+
 DTYPES = ("bfloat16", "float16", "float32")
+SHEETS = ("config/policies.tsv", "config/prefetch.tsv")
 RAM = "ram"  # a link beside those of engine.link: all experts are read into RAM first and wait there
 
 
@@ -39,7 +44,7 @@ def main() -> None:
     one = commands.add_parser("generate", help="text, then one line of JSON")
     one.add_argument("--model", required=True, help="a checkpoint folder or a packed store")
     one.add_argument("--policy", required=True, help="id of the sheet")
-    one.add_argument("--policies", default="config/policies.tsv", help="the sheet")
+    one.add_argument("--policies", nargs="+", default=SHEETS, help="the sheets")
     one.add_argument("--slots", required=True, help="a layer: 64, or 25%% of its experts")
     one.add_argument("--prompt", required=True)
     one.add_argument("--max-new-tokens", type=int, default=64)
@@ -48,6 +53,8 @@ def main() -> None:
         help="calibration for the warm start; default: cold, lossy at any --slots",
     )
     one.add_argument("--link", default="disk", help="disk, sdcard (throttled to one) or ram; default disk")
+    one.add_argument("--predictor", help="of a policy that prefetches: the trained predictor, where it is one")
+    one.add_argument("--host", help="of the same: the profile of this machine, which says how much passes in time")
     one.add_argument("--dtype", choices=DTYPES, help="default: the store's own, or what config.json says")
     one.add_argument("--completion", default="real", choices=("next_step", "real"), help="of background loads")
     one.add_argument("--threads", type=int, help="default: all cores")
@@ -119,10 +126,15 @@ def find_link(name: str) -> Affine | None:
 
 def check_demand(path: str | Path, folder: str | Path) -> None:
     """UserError where a calibration is of other weights than a packed store or an inflated model says it computes."""
-    says = any((Path(folder) / name).is_file() for name in ("store.json", "inflation.json"))
-    ours, theirs = weights_hash(folder) if says else None, demand_facts(path).get("model")
+    ours, theirs = own_hash(folder), demand_facts(path).get("model")
     if ours and theirs and ours != theirs:
         raise error(f"{path} is of model {theirs}", f"{ours}, as in {folder}", "calibrate on this model")
+
+
+def own_hash(folder: str | Path) -> str | None:
+    """Whose function a packed store or an inflated model says it computes; of others None, to hash them takes long."""
+    says = any((Path(folder) / name).is_file() for name in ("store.json", "inflation.json"))
+    return weights_hash(folder) if says else None
 
 
 def model_dtype(folder: str | Path, name: str | None):
@@ -146,7 +158,9 @@ def model_dtype(folder: str | Path, name: str | None):
 
 # ---- generate ---------------------------------------------------------------------------------------------------
 def generate_text(a: argparse.Namespace) -> None:
-    policy = find_policy(load_policies(a.policies), a.policy)
+    policy = find_policy({n: row for sheet in a.policies for n, row in load_policies(sheet).items()}, a.policy)
+    if policy.prefetch and not a.host:
+        raise error(f"policy '{policy.id}' without --host", *_PROFILE)
     demand = load_demand(a.demand) if a.demand else None
     if a.demand:
         check_demand(a.demand, a.model)
@@ -167,7 +181,7 @@ def generate_text(a: argparse.Namespace) -> None:
         tokenizer = transformers.AutoTokenizer.from_pretrained(a.model)
         slots = parse_slots(a.slots, opened.attachment.experts)
         engine = opened.engine(slots=slots, demand=demand, limits=limits, name=a.link)
-        engine.use(policy, completion=a.completion)
+        engine.use(policy, completion=a.completion, **(_ahead(a, policy, opened, slots) if policy.prefetch else {}))
         _compile(opened.model, engine)
         engine.link.clear()
         ids = tokenizer(a.prompt, add_special_tokens=False)["input_ids"]
@@ -186,6 +200,32 @@ def generate_text(a: argparse.Namespace) -> None:
         print(json.dumps(_summary(engine, opened.store, np.diff(dates), np.diff(stalled)), allow_nan=False), flush=True)
 
 
+_PROFILE = (
+    "the profile of this machine, whose times say how much passes before a layer has routed",
+    "python -m engine.host probe, then --host config/hosts/ID.yaml",
+)
+
+
+def _ahead(a: argparse.Namespace, policy: Policy, opened: OpenModel, slots: int) -> dict:
+    """Predictor and window of a policy that prefetches."""
+    from engine.geometry import Geometry
+    from engine.host import load_host
+    from engine.predictors import TRAINED, load_predictor, make_predictor
+    from engine.timing import Timing
+
+    if policy.prefetch in TRAINED and not a.predictor:
+        todo = f"train it (results/predictors/MODEL/{policy.prefetch}.safetensors), then give it"
+        raise error(f"policy '{policy.id}' without --predictor", f"a trained {policy.prefetch}", todo)
+    if policy.prefetch in TRAINED:
+        predictor = load_predictor(a.predictor, opened.attachment, own_hash(a.model))
+    else:
+        predictor = make_predictor(policy.prefetch, opened.attachment)
+    config = json.loads((Path(a.model) / "config.json").read_text(encoding="utf-8"))
+    dtype = str(opened.store.layout.dtype).removeprefix("torch.")
+    timing = Timing.of(load_host(a.host), a.link, Geometry.of_config(config, dtype=dtype), slots)
+    return {"predictor": predictor, "window": timing.window(policy.schedule)}
+
+
 def _compile(model, engine) -> None:
     """One token decoded and forgotten: what is compiled on first use takes ten seconds, and is no speed of a token."""
     import torch
@@ -195,6 +235,8 @@ def _compile(model, engine) -> None:
     engine.restart()
     engine.clear_log()
     engine.stalled_s = 0.0
+    if engine.ahead:
+        engine.ahead.clear()
 
 
 def _summary(engine, store, token_s: np.ndarray, stall_s: np.ndarray) -> dict:
@@ -206,7 +248,8 @@ def _summary(engine, store, token_s: np.ndarray, stall_s: np.ndarray) -> dict:
     best = _best_bytes_per_s(journal)
     mean_s, waited_s = float(token_s[rest].mean()), float(stall_s[rest].mean())
     record_bytes = engine.slots.layout.record_bytes
-    foreground = counts["fetches"] * record_bytes / decoded if counts else 0.0  # bytes a token, at most
+    there = engine.ahead.taken_bytes if engine.ahead else 0
+    foreground = (counts["fetches"] * record_bytes - there) / decoded if counts else 0.0  # bytes a token, at most
     ceiling_s = mean_s - waited_s + (foreground / best if best else 0.0)
     summary = {
         "policy": engine.policy.id,
@@ -221,12 +264,14 @@ def _summary(engine, store, token_s: np.ndarray, stall_s: np.ndarray) -> dict:
         "ceiling_tokens_per_s": 1 / ceiling_s,
         "link_bytes_per_s": best,
         "bytes": int(journal["bytes"].sum()),
-        "background_bytes": int(journal["bytes"][~journal["foreground"]].sum()),
+        "background_bytes": int(journal["bytes"][~journal["foreground"] & ~journal["prefetch"]].sum()),
+        "prefetch_bytes": int(journal["bytes"][journal["prefetch"]].sum()),
+        "dropped_pieces": engine.ahead.dropped_pieces if engine.ahead else 0,
         "peak_memory_bytes": peak_memory_bytes(),
         "failed_loads": engine.failures,
     }
     names = ("events", "hits", "fetches", "substitutions", "drops", "substituted_mass", "dropped_mass")
-    return summary | {name: counts[name] if counts else 0 for name in (*names, "background_issued")}
+    return summary | {name: counts[name] if counts else 0 for name in (*names, "background_issued", "prefetched")}
 
 
 def peak_memory_bytes() -> int:

@@ -65,13 +65,13 @@ class OpenModel:
         """All experts into memory: from now on the stock model, as the emulator needs it."""
         store = self.store
         device = self.model.device.type
-        slots = Slots(store.layout, layers=store.layers, slots=store.experts, staging=1, device=device)
+        slots = Slots(store.layout, layers=store.layers, slots=store.experts, staging=0, device=device)
         with Link(store) as link:
             for layer in range(store.layers):
                 for first in range(0, store.experts, AT_ONCE):
                     last = min(first + AT_ONCE, store.experts)
-                    link.fetch([slots.place(layer, e, e) for e in range(first, last)])
-        slots.give_to(self.attachment.layers)
+                    link.fetch([slots.place(layer * store.experts + e, layer, e) for e in range(first, last)])
+        slots.give_parts_to(self.attachment.layers)
 
     def close(self) -> None:
         self._open.close()

@@ -10,6 +10,7 @@ buffer is [rows, record_bytes]; `views` shows it as the module's own parameters 
 
 from __future__ import annotations
 
+import itertools
 import math
 import mmap
 from contextlib import suppress
@@ -79,7 +80,11 @@ class Layout:
 
 
 class Store(Protocol):
-    """Where experts wait. `read` may be called from several threads at once."""
+    """Where experts wait. `read` may be called from several threads at once.
+
+    A store that can read a part of a record (`divisible`) also has `read_part(layer, expert, target, first)`: fill
+    `target`, as many whole pages as it holds, from byte `first` of the record on. The rest is as in `read`.
+    """
 
     layers: int
     experts: int
@@ -109,9 +114,24 @@ def check_finite(layout: Layout, record: torch.Tensor, name: str) -> None:
             raise error(f"{name}: {part} is not finite", "finite weights", "check the checkpoint, fetch it again")
 
 
-def read_record(store: Store, layer: int, expert: int, target: memoryview) -> int:
-    """store.read, where a device that fails is a UserError too."""
+def divisible(store: Store) -> bool:
+    """Whether a part of a record can be read."""
+    return hasattr(store, "read_part")
+
+
+def pieces_of(record_bytes: int, pieces: int) -> list[tuple[int, int]]:
+    """(first byte, byte after the last) of as many equal parts of a record, in whole pages, or of as many as it has."""
+    pages = record_bytes // PAGE
+    pieces = min(pieces, pages)
+    cuts = [PAGE * (pages * n // pieces) for n in range(pieces + 1)]
+    return list(itertools.pairwise(cuts))
+
+
+def read_record(store: Store, layer: int, expert: int, target: memoryview, first: int | None = None) -> int:
+    """store.read, or of a part store.read_part, where a device that fails is a UserError too."""
     try:
+        if first is not None:
+            return store.read_part(layer, expert, target, first)
         return store.read(layer, expert, target)
     except OSError as exc:
         raise error(

@@ -1,8 +1,10 @@
-"""Fast memory: the slot buffers of every layer, and which of their rows holds which expert's bytes.
+"""Fast memory: one pool of rows for all layers, and which of its rows holds which expert's bytes.
 
-A layer has S rows of one record each, seen by the model's own experts module as its parameters [S, ...]. The decision
-speaks of slots; `row_of_slot` says which row a slot is. So an expert that a scan has moved from one slot to another is
-not copied: the slot is another row from then on.
+A row is room for one record. L x S of them are the slots of the layers, the others are staging: where prefill puts what
+it needs for one call, and where a prefetch arrives. Every experts module sees the whole pool as its own parameters
+[N, ...]. The decision speaks of slots; `row_of_slot` says which row a slot is. So nothing is ever copied: an expert
+that a scan has moved to another slot takes its row along, and one that waits in a staging row enters a slot by
+`exchange`, the slot's old row being a staging row from then on.
 
     slots = Slots(layout, layers=4, slots=64)
     wanted = slots.arrange(layer, experts_by_slot)      # (row, expert) still to be read, once nobody needs the old ones
@@ -23,7 +25,7 @@ NOBODY = -1
 
 
 class Slots:
-    """S rows a layer and `staging` more for all layers together. What a row holds is noted by who filled it."""
+    """N = L x S + staging rows. What a row holds is noted by who filled it."""
 
     def __init__(
         self,
@@ -37,18 +39,17 @@ class Slots:
     ) -> None:
         """pinned: of a GPU, where the store keeps (layer, expert) in pinned memory [record_bytes], if it does."""
         self.layout, self.slots, self.device = layout, slots, device
-        self._buffers = [self._buffer(slots) for _ in range(layers)]
-        self._staging = self._buffer(staging)
+        rows = layers * slots + staging
+        self._pool = self._buffer(rows)
         # of a CPU: every row's memory, looked up and not made for every read
-        self._targets = [list(map(memoryview, buffer.numpy())) for buffer in self._buffers] if device == "cpu" else []
-        self.parameters = [layout.views(buffer) for buffer in self._buffers]  # by layer: name: [S, ...]
-        self.staged = layout.views(self._staging)  # name: [staging, ...]
-        self.staging = staging
-        self.held = np.full((layers, slots), NOBODY, np.int32)  # expert whose bytes are, or are on their way, in a row
+        self._targets = list(map(memoryview, self._pool.numpy())) if device == "cpu" else []
+        self.parameters = layout.views(self._pool)  # name: [N, ...]
+        self.held = np.full(rows, NOBODY, np.int32)  # [N] expert whose bytes are, or are on their way, in a row
+        self.row_of_slot = np.arange(layers * slots).reshape(layers, slots)  # [L, S] int64
+        self.staging_rows = np.arange(layers * slots, rows)  # [staging] int64; they change hands
         self._bounces: list[torch.Tensor] = []  # of a GPU: pinned, not in use, as many as ever were at once
         self._pinned = pinned
         self._stream = torch.cuda.Stream() if device == "cuda" else None
-        self.row_of_slot = np.tile(np.arange(slots), (layers, 1))  # [L, S] int64
 
     def _buffer(self, rows: int) -> torch.Tensor:
         """[rows, record_bytes] uint8."""
@@ -58,47 +59,50 @@ class Slots:
 
     @property
     def bytes(self) -> int:
-        return sum(buffer.numel() for buffer in (*self._buffers, self._staging))
+        return self._pool.numel()
 
     def give_to(self, modules: list[nn.Module]) -> None:
-        """The experts modules, in layer order, have S experts from now on, whose parameters are these buffers."""
-        for module, parameters in zip(modules, self.parameters, strict=True):
-            for name, tensor in parameters.items():
-                setattr(module, name, nn.Parameter(tensor, requires_grad=False))
-            module.num_experts = self.slots
+        """The experts modules have N experts from now on, whose parameters are the pool."""
+        for module in modules:
+            _give(module, self.parameters, len(self.held))
 
-    def place(self, layer: int, row: int, expert: int) -> Place:
-        """Where a link is to bring an expert that a row is to hold."""
+    def give_parts_to(self, modules: list[nn.Module]) -> None:
+        """In layer order, instead: a module has the S slots of its layer as its experts. Only before any `exchange`."""
+        for layer, module in enumerate(modules):
+            rows = slice(layer * self.slots, (layer + 1) * self.slots)
+            _give(module, {name: tensor[rows] for name, tensor in self.parameters.items()}, self.slots)
+
+    def place(self, row: int, layer: int, expert: int, first: int = 0, stop: int | None = None) -> Place:
+        """Where a link is to bring an expert that a row is to hold: of its record the bytes from first to stop."""
+        stop = self.layout.record_bytes if stop is None else stop
         if self._targets:
-            return Place(layer, expert, self._targets[layer][row])
-        return self._place(layer, expert, self._buffers[layer][row])
+            if (first, stop) == (0, self.layout.record_bytes):
+                return Place(layer, expert, self._targets[row])
+            return Place(layer, expert, self._targets[row][first:stop], first=first)
+        return self._onward(layer, expert, self._pool[row, first:stop], first, stop)
 
-    def stage(self, number: int, layer: int, expert: int) -> Place:
-        """The same for a staging buffer."""
-        return self._place(layer, expert, self._staging[number])
-
-    def _place(self, layer: int, expert: int, record: torch.Tensor) -> Place:
-        """record [record_bytes] uint8. On a GPU the link fills pinned memory, and its reader copies on from there.
+    def _onward(self, layer: int, expert: int, part: torch.Tensor, first: int, stop: int) -> Place:
+        """Of a GPU: the link fills pinned memory, and its reader copies on from there to part [stop - first] uint8.
 
         Experts that wait in pinned memory are copied from where they are.
         """
-        if self.device == "cpu":
-            return Place(layer, expert, memoryview(record.numpy()))
-        source = self._pinned(layer, expert) if self._pinned else self._bounce()
+        whole = (first, stop) == (0, self.layout.record_bytes)
+        bounce = None if self._pinned else self._bounce()
+        source = self._pinned(layer, expert)[first:stop] if bounce is None else bounce[: stop - first]
 
-        free = torch.cuda.current_stream().record_event()  # what was computed from this record so far
+        free = torch.cuda.current_stream().record_event()  # what was computed from this row so far
 
         def copy_on() -> None:
             done = torch.cuda.Event()
             with torch.cuda.stream(self._stream):
                 self._stream.wait_event(free)
-                record.copy_(source, non_blocking=True)
+                part.copy_(source, non_blocking=True)
                 done.record()
             done.synchronize()
-            if not self._pinned:
-                self._bounces.append(source)
+            if bounce is not None:
+                self._bounces.append(bounce)
 
-        return Place(layer, expert, memoryview(source.numpy()), copy_on)
+        return Place(layer, expert, memoryview(source.numpy()), copy_on, None if whole else first)
 
     def _bounce(self) -> torch.Tensor:
         try:
@@ -106,11 +110,24 @@ class Slots:
         except IndexError:
             return torch.empty(self.layout.record_bytes, dtype=torch.uint8, pin_memory=True)
 
+    def exchange(self, layer: int, slot: int, number: int) -> tuple[int, int]:
+        """A slot and a staging row change places. Returns (the slot's row from now on, the one it was)."""
+        row, old = int(self.staging_rows[number]), int(self.row_of_slot[layer, slot])
+        self.row_of_slot[layer, slot], self.staging_rows[number] = row, old
+        self.held[old] = NOBODY
+        return row, old
+
+    def forget(self, layer: int, expert: int) -> None:
+        """Nobody is in the row of this layer that held the expert."""
+        rows = self.row_of_slot[layer]
+        self.held[rows[self.held[rows] == expert]] = NOBODY
+
     def rows_of(self, layer: int, experts: int) -> np.ndarray:
         """Of every expert [E] the row that holds it, or NOBODY."""
         found = np.full(experts, NOBODY, np.int64)
-        rows = np.flatnonzero(self.held[layer] != NOBODY)
-        found[self.held[layer, rows]] = rows
+        rows = self.row_of_slot[layer]
+        rows = rows[self.held[rows] != NOBODY]
+        found[self.held[rows]] = rows
         return found
 
     def arrange(self, layer: int, wanted: np.ndarray) -> list[tuple[int, int]]:
@@ -118,10 +135,11 @@ class Slots:
 
         Slots whose expert is held keep its row; the others take what rows are left, which hold nobody from now on.
         """
-        row_of_expert = {int(expert): row for row, expert in enumerate(self.held[layer]) if expert != NOBODY}
+        rows = sorted(self.row_of_slot[layer].tolist())
+        row_of_expert = {int(self.held[row]): row for row in rows if self.held[row] != NOBODY}
         kept = {slot: row_of_expert.pop(int(e)) for slot, e in enumerate(wanted) if int(e) in row_of_expert}
         taken = set(kept.values())
-        left = [row for row in range(self.slots) if row not in taken]
+        left = [row for row in rows if row not in taken]
         to_read = []
         for slot, expert in enumerate(wanted):
             if slot in kept:
@@ -129,7 +147,13 @@ class Slots:
                 continue
             row = left.pop(0)
             self.row_of_slot[layer, slot] = row
-            self.held[layer, row] = NOBODY
+            self.held[row] = NOBODY
             if expert != NOBODY:
                 to_read.append((row, int(expert)))
         return to_read
+
+
+def _give(module: nn.Module, parameters: dict[str, torch.Tensor], experts: int) -> None:
+    for name, tensor in parameters.items():
+        setattr(module, name, nn.Parameter(tensor, requires_grad=False))
+    module.num_experts = experts

@@ -131,9 +131,15 @@ class PackedStore:
         self._fd, self.cached = open_direct(self.folder / RECORDS, os.O_RDONLY)
 
     def read(self, layer: int, expert: int, target: memoryview) -> int:
-        offset = (layer * self.experts + expert) * self._record_bytes
+        return self._read(layer, expert, target, 0, self._record_bytes)
+
+    def read_part(self, layer: int, expert: int, target: memoryview, first: int) -> int:
+        return self._read(layer, expert, target, first, min(len(target), self._record_bytes - first))
+
+    def _read(self, layer: int, expert: int, target: memoryview, first: int, wanted: int) -> int:
+        offset = (layer * self.experts + expert) * self._record_bytes + first
         size = os.preadv(self._fd, [target], offset)
-        if size != self._record_bytes:
+        if size != wanted:
             raise error(
                 f"{self.folder / RECORDS}: {size} bytes of layer {layer}, expert {expert}",
                 f"a record of {self._record_bytes}, into a target as large",
@@ -217,7 +223,11 @@ class RamStore:
         return self._records[layer * self.experts + expert]
 
     def read(self, layer: int, expert: int, target: memoryview) -> int:
-        record, here = self.record(layer, expert), torch.frombuffer(target, dtype=torch.uint8)
+        return self.read_part(layer, expert, target, 0)
+
+    def read_part(self, layer: int, expert: int, target: memoryview, first: int) -> int:
+        record = self.record(layer, expert)[first : first + len(target)]
+        here = torch.frombuffer(target, dtype=torch.uint8)
         if here.data_ptr() != record.data_ptr():  # a GPU copies from where it is
             here.copy_(record)
         return len(target)

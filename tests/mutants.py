@@ -309,8 +309,8 @@ FAULTS: dict[str, Fault] = {
     # ---- the engine
     "who_left_at_once_is_read_too": Fault(
         ENGINE,
-        "wanted[int(self.slots.row_of_slot[layer, slot])] = expert\n",
-        "wanted.setdefault(int(self.slots.row_of_slot[layer, slot]), expert)\n",
+        "wanted[int(self.slots.row_of_slot[layer, slot])] = expert, 0\n",
+        "wanted.setdefault(int(self.slots.row_of_slot[layer, slot]), (expert, 0))\n",
         OF_ENGINE + "test_a_failed_background_load_is_reported_and_no_slot_claims_it[next_step]",
     ),
     "due_load_not_waited_for": Fault(

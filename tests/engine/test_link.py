@@ -18,11 +18,12 @@ import pytest
 from engine.errors import UserError, error
 from engine.host_times import SDCARD, Affine, Throttle
 from engine.host_times import Link as ProfileLink
-from engine.link import LINKS, Link, Place, limits_of
+from engine.link import LINKS, Link, Place, Prefetch, limits_of
 from engine.readers import Readers
 
 PATIENCE_S = 10  # for what happens within milliseconds unless something is broken
-SIZE = 4096
+SIZE = 4096  # of a record that comes whole, and of a piece
+PIECES = 3  # of one that comes in pieces
 
 
 def until(condition: Callable[[], object]) -> None:
@@ -33,7 +34,10 @@ def until(condition: Callable[[], object]) -> None:
 
 
 class Gated:
-    """A store that logs its reads. shut: experts that wait for `open`; broken: {expert: exception}."""
+    """A store that logs its reads. shut: experts that wait for `open`; broken: {expert: exception}.
+
+    A piece of an expert is (expert, number) in all of them.
+    """
 
     def __init__(self, *, shut=(), broken=None) -> None:
         self.gates = {expert: threading.Event() for expert in shut}
@@ -55,13 +59,18 @@ class Gated:
                 assert self.gates[expert].wait(PATIENCE_S), f"nobody opened {expert}"
             if expert in self.broken:
                 raise self.broken[expert]
-            target[:] = bytes([expert]) * SIZE
+            target[:] = bytes([expert if isinstance(expert, int) else 0]) * SIZE
             outcome = "end"
         finally:
             with self._lock:
                 self.at_once -= 1
                 self.log.append((outcome, expert))
         return SIZE
+
+    def read_part(self, layer: int, expert: int, target: memoryview, first: int) -> int:
+        size = self.read(layer, (expert, first // SIZE), memoryview(bytearray(SIZE)))
+        target[:] = bytes([expert % 256]) * SIZE
+        return size
 
     def open(self, *experts: int) -> None:
         for expert in experts:
@@ -77,6 +86,13 @@ def place(expert: int, arrived=None) -> Place:
 
 def places(*experts: int) -> list[Place]:
     return [place(expert) for expert in experts]
+
+
+def ahead(expert: int, arrived=None) -> Prefetch:
+    """A record that is to come in pieces, one after another in one buffer."""
+    record = memoryview(bytearray(PIECES * SIZE))
+    parts = [record[n * SIZE : (n + 1) * SIZE] for n in range(PIECES)]
+    return Prefetch([Place(0, expert, part, arrived, n * SIZE) for n, part in enumerate(parts)])
 
 
 def holds(*wanted: Place) -> bool:
@@ -225,77 +241,263 @@ def test_a_transfer_can_be_withdrawn_while_it_is_queued_and_only_then():
     assert [e for what, e in store.log if what == "begin"] == [0, 2, 3, 1]
 
 
+# ---- prefetch -------------------------------------------------------------------------------------------------------
+def test_pieces_pass_in_the_order_of_the_agenda_and_no_more_than_are_granted():
+    store = Gated()
+    with Link(store) as link:
+        first, second, third = (ahead(e) for e in (1, 2, 3))
+        link.schedule([(second, 2), (third, 0), (first, 9)])
+        until(lambda: first.whole)
+        assert (second.here, second.whole, third.here) == (2, False, 0)
+        assert holds(*(Place(0, p.layer or p.expert, part.target) for p in (first,) for part in p.pieces))
+        link.schedule([(third, 1), (second, 5)])
+        until(lambda: second.whole)
+        assert third.here == 1
+        assert [e for what, e in store.log if what == "begin"] == [
+            *((2, n) for n in range(2)),
+            *((1, n) for n in range(3)),
+            (3, 0),
+            (2, 2),
+        ]
+        journal = link.journal()
+        assert journal["prefetch"].all() and not journal["foreground"].any() and (journal["bytes"] == SIZE).all()
+
+
+def test_a_new_agenda_replaces_the_former_and_the_piece_in_flight_ends():
+    store = Gated(shut=[(1, 0)])
+    with Link(store) as link:
+        former, latter = ahead(1), ahead(2)
+        link.schedule([(former, 3)])
+        store.begun((1, 0))
+        link.schedule([(latter, 1)])
+        store.open((1, 0))
+        until(lambda: latter.here == 1)
+        assert (former.here, former.begun) == (1, 1)
+        link.schedule([])
+    assert len(link.journal()) == 2
+
+
+def test_a_fetch_waits_for_the_piece_in_flight_and_for_no_other(aside):
+    store = Gated(shut=[(1, 0), 10])
+    with Link(store) as link:
+        coming = ahead(1)
+        load = link.issue(place(20))
+        load.wait()
+        link.schedule([(coming, 3)])
+        store.begun((1, 0))
+        fetch = aside(link.fetch, places(10, 11))
+        until(lambda: link._fetching)
+        time.sleep(0.02)  # one that does not wait has begun by now
+        assert store.log[2:] == [("begin", (1, 0))]
+        store.open((1, 0))
+        store.begun(10)
+        assert coming.begun == 1
+        store.open(10)
+        joined(fetch)
+        until(lambda: coming.whole)
+    order = [e for what, e in store.log[2:] if what == "begin"]
+    assert order[0] == (1, 0) and sorted(order[1:3]) == [10, 11] and order[3:] == [(1, 1), (1, 2)]
+
+
+def test_prefetches_go_before_background_loads_which_are_not_broken_off():
+    store = Gated(shut=[0])
+    with Link(store) as link:
+        loads = [link.issue(place(e)) for e in (0, 1)]
+        store.begun(0)
+        coming = ahead(5)
+        link.schedule([(coming, 2)])
+        store.open(0)
+        loads[1].wait()
+    assert [e for what, e in store.log if what == "begin"] == [0, (5, 0), (5, 1), 1]
+
+
+def test_what_is_lacking_of_a_halted_record_is_fetched_with_the_others(aside):
+    store = Gated(shut=[(1, 1)])
+    with Link(store) as link:
+        coming = ahead(1)
+        link.schedule([(coming, 3)])
+        store.begun((1, 1))
+        link.halt(coming)
+        settled = aside(link.settle, coming)
+        time.sleep(0.02)
+        assert settled.is_alive() and coming.here == 1
+        store.open((1, 1))
+        joined(settled)
+        assert (coming.here, coming.begun) == (2, 2)
+        link.fetch([coming.pieces[coming.here], place(9)])
+        assert holds(*coming.pieces) and link.journal()["foreground"].tolist() == [False, False, True, True]
+    link.close()
+
+
+def test_a_failed_piece_ends_its_record_and_no_other():
+    store, told = Gated(broken={(1, 1): _broken("device")}), []
+    with Link(store) as link:
+        failing, other = ahead(1, lambda: told.append(1)), ahead(2, lambda: told.append(2))
+        link.schedule([(failing, 3), (other, 3)])
+        until(lambda: other.whole)
+        assert isinstance(failing.error, UserError) and (failing.here, failing.begun) == (1, 2)
+        link.schedule([(failing, 3)])
+        link.fetch(places(9))
+        assert told == [1, 2, 2, 2] and failing.begun == 2
+        assert link.journal()["bytes"].tolist() == [SIZE] * 5
+
+
+def test_a_link_that_closes_ends_the_piece_in_flight_and_begins_no_other(aside):
+    store = Gated(shut=[(1, 0)])
+    link, coming = Link(store), ahead(1)
+    link.schedule([(coming, 3)])
+    store.begun((1, 0))
+    closing = aside(link.close)
+    until(lambda: link._closed)
+    store.open((1, 0))
+    joined(closing)
+    assert (coming.here, coming.begun) == (1, 1)
+    with pytest.raises(RuntimeError, match="closed"):
+        link.schedule([(coming, 1)])
+
+
 # ---- agreement: the queue of the simulator --------------------------------------------------------------------------
-def _fetched(link: Link, missing: list[int], promoted: list) -> int:
-    """As the docstring of engine.link says; how many records the fetch brought."""
-    queued = [link.withdraw(transfer) for transfer in promoted]
-    wanted = [*places(*missing), *(t.place for t, was in zip(promoted, queued, strict=True) if was)]
-    link.fetch(wanted)
-    for transfer, was in zip(promoted, queued, strict=True):
-        if not was:
-            transfer.wait()
-    return len(wanted)
+def _fetched(link: Link, missing: list[int], promoted: list, coming: list[Prefetch]) -> float:
+    """As the docstring of engine.link says; how many records the fetch brought, of those in pieces what was lacking."""
+    with link.hold():
+        queued = [link.withdraw(transfer) for transfer in promoted]
+        wanted = [*places(*missing), *(t.place for t, was in zip(promoted, queued, strict=True) if was)]
+        for prefetch in coming:
+            link.settle(prefetch)
+        lacking = [part for prefetch in coming for part in prefetch.pieces[prefetch.here :]]
+        link.fetch([*wanted, *lacking])
+        for transfer, was in zip(promoted, queued, strict=True):
+            if not was:
+                transfer.wait()
+    return len(wanted) + len(lacking) / PIECES
+
+
+class _Beside:
+    """The simulator's line beside a link, given the same: what is in transit and waits must be the same too."""
+
+    def __init__(self, link: Link, store: Gated) -> None:
+        from engine import clock
+
+        self.clock, self.link, self.store = clock, link, store
+        self.times = clock.Times(0.0, 0.0, 0.0, np.zeros(99), np.zeros(99), 1.0, 0.0, 1.0, 1.0, 1.0)
+        self.line, self.totals = clock.new_line(1, 64), clock.new_totals(1)
+        self.coming: list[Prefetch | None] = [None] * len(self.line.entries)
+
+    def load(self, expert: int):
+        self.clock._enqueue(self.line, self.times, self.totals, 0, expert, 0)
+        return self.link.issue(place(expert))
+
+    def end(self) -> None:
+        self.store.open(self.in_transit())
+        self.clock._end(self.line)
+        self.start()
+
+    def start(self) -> None:
+        self.clock._start(self.line, self.times, self.totals)
+
+    def plan(self, rng, fresh) -> None:
+        """Some rows are given to others, and some pieces granted, in an order of their own."""
+        order = rng.permutation(len(self.coming)).tolist()
+        for i, entry in enumerate(self.line.entries):
+            if rng.random() < 0.1 or self.coming[i] is None:
+                self.coming[i] = ahead(next(fresh))
+                entry["layer"], entry["expert"], entry["left"] = 0, self.coming[i].expert, PIECES
+            entry["order"], entry["granted"] = order[i], rng.choice([0, entry["left"]])
+        granted = self.line.entries["granted"].tolist()
+        self.clock._disown(self.line)
+        self.link.schedule([(self.coming[i], granted[i]) for i in np.argsort(order)])
+        self.start()
+
+    def wait(self, moves: np.ndarray) -> float:
+        """The simulator's event; returns the records that it fetched."""
+        _seconds, records = self.clock._wait(self.line, self.times, self.totals, PIECES, 0, moves, 0, len(moves))
+        self.clock._release(self.line, 0)
+        self.coming = [None] * len(self.coming)
+        self.start()
+        return records
+
+    def in_transit(self):
+        """What the link carries, as its store calls it."""
+        with self.link._lock:
+            job = self.link._transit
+            if job is None:
+                return None
+            return (job.expert, job.begun - 1) if isinstance(job, Prefetch) else job.place.expert
+
+    def compare(self) -> None:
+        transit = self.line.transit[0]
+        expert = int(transit["expert"]) if transit["layer"] >= 0 else None
+        in_pieces = transit["entry"] != self.clock.BACKGROUND
+
+        def state():
+            found = self.in_transit()
+            own = (found[0] if isinstance(found, tuple) else found, isinstance(found, tuple))
+            return own, [coming and (PIECES - coming.begun, coming.granted) for coming in self.coming]
+
+        entries = zip(self.line.entries, self.coming, strict=True)
+        wanted = [coming and (int(entry["left"]), int(entry["granted"])) for entry, coming in entries]
+        until(lambda: state() == ((expert, expert is not None and bool(in_pieces)), wanted))
+        waiting = self.line.queue[transit["head"] : transit["tail"]]["expert"].tolist()
+        assert [t.place.expert for t in self.link._queue] == waiting
+        if expert is not None:
+            self.store.begun(self.in_transit())
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_the_queue_is_the_simulators(seed, aside):
-    """Random loads, ends of transfers and events, given to both: the same record in transit, the same queue behind it,
-    the same number of records in every fetch."""
-    from engine import clock
-    from engine.decision import FETCHED, MOVE, PROMOTED
+    """Random loads, plans, ends of transfers and events, given to both: the same record or piece in transit, the same
+    queue behind it, as many pieces left and granted, the same number of records in every fetch."""
+    from engine.decision import FETCHED, MOVE, PROMOTED, TAKEN
 
     rng = np.random.default_rng(seed)
-    times = clock.Times(0.0, 0.0, 0.0, np.zeros(9), np.zeros(9), 1.0, 1.0, 1.0)
-    line = clock.new_line(1, 64)
-    store = Gated(shut=range(200))
+    experts, parts = range(200), range(200, 1000)
+    store = Gated(shut=[*experts, *((e, n) for e in parts for n in range(PIECES))])
     pending: dict[int, object] = {}  # expert: transfer that is not resident yet
-    fresh = iter(range(200))
-    happened = {"load": 0, "end": 0, "event": 0}
+    fresh, fresh_parts = iter(experts), iter(parts)
+    happened = {"load": 0, "end": 0, "plan": 0, "event": 0, "taken": 0, "taken in part": 0}
     with Link(store) as link:
-
-        def compare():
-            transit = line.transit[0]
-            in_transit = int(transit["expert"]) if transit["layer"] >= 0 else None
-            until(lambda: (link._transit and link._transit.place.expert) == in_transit)
-            waiting = line.queue[transit["head"] : transit["tail"]]["expert"].tolist()
-            assert [t.place.expert for t in link._queue] == waiting
-            if in_transit is not None:
-                store.begun(in_transit)
-
-        for _ in range(60):
-            step = rng.choice(["load", "load", "end", "event"])
+        beside = _Beside(link, store)
+        for _ in range(300):
+            step = rng.choice(["load", "end", "end", "end", "end", "end", "plan", "plan", "event"])
             if step == "load":
                 expert = next(fresh)
-                pending[expert] = link.issue(place(expert))
-                clock._enqueue(line, times, 0, expert, 0)
+                pending[expert] = beside.load(expert)
             elif step == "end" and link._transit:
-                transfer = link._transit
-                store.open(transfer.place.expert)
-                transfer.wait()
-                clock._end(line)
-                clock._start(line, times)
+                beside.end()
+            elif step == "plan":
+                beside.plan(rng, fresh_parts)
             elif step == "event":
                 missing = [next(fresh) for _ in range(rng.integers(0, 3))]
                 chosen = rng.permutation(list(pending))[: rng.integers(0, 3)].tolist()
-                moves = np.zeros(len(missing) + len(chosen), MOVE)
-                moves["expert"], moves["cause"] = missing + chosen, [FETCHED] * len(missing) + [PROMOTED] * len(chosen)
+                known = [p for p in beside.coming if p]
+                coming = [known[i] for i in rng.permutation(len(known))[: rng.integers(0, 5)]]
+                for prefetch in known:
+                    link.halt(prefetch)
+                causes = [TAKEN if prefetch.whole else FETCHED for prefetch in coming]
+                happened["taken"] += causes.count(TAKEN)
+                happened["taken in part"] += sum(0 < prefetch.begun < PIECES for prefetch in coming)
+                moves = np.zeros(len(missing) + len(chosen) + len(coming), MOVE)
+                moves["expert"] = missing + chosen + [prefetch.expert for prefetch in coming]
+                moves["cause"] = [FETCHED] * len(missing) + [PROMOTED] * len(chosen) + causes
                 transit, before = link._transit, len(link.journal())
                 promoted = [pending.pop(expert) for expert in chosen]
-                batch = len(missing) + sum(transfer.state == "queued" for transfer in promoted)
+                waits = missing or transit in promoted or FETCHED in causes
+                waits = waits or any(transfer.state == "queued" for transfer in promoted)
                 store.open(*missing, *(t.place.expert for t in promoted if t is not transit))
-                counts: list[int] = []
-                event = aside(lambda m=missing, p=promoted, c=counts: c.append(_fetched(link, m, p)))
-                if transit and (batch or transit in promoted):
-                    until(lambda n=batch: link._fetching or not n)
-                    store.open(transit.place.expert)
+                store.open(*((p.expert, n) for p in coming for n in range(p.begun, PIECES)))
+                counts: list[float] = []
+                event = aside(lambda m=missing, p=promoted, q=coming, c=counts: c.append(_fetched(link, m, p, q)))
+                if transit and waits:
+                    until(lambda: link._fetching)
+                    store.open(beside.in_transit())
                 joined(event)
-                _seconds, records = clock._wait(line, times, 0, moves, 0, len(moves))
-                assert counts == [records]
-                assert link.journal()["foreground"][before:].sum() == records
+                lacking = link.journal()["foreground"][before:].sum()
+                records = beside.wait(moves)
+                assert counts == [pytest.approx(records)] and lacking >= records
             happened[step] += 1
-            compare()
-        store.open(*range(200))
-    assert min(happened.values()) > 3
+            beside.compare()
+        store.open(*experts, *((e, n) for e in parts for n in range(PIECES)))
+    assert min(happened.values()) > 1
 
 
 # ---- faults ---------------------------------------------------------------------------------------------------------
@@ -421,7 +623,7 @@ def broken_promises(journal: np.ndarray, limits: Affine) -> list[tuple[float, fl
 @pytest.mark.parametrize("readers", [1, 4])
 def test_a_throttled_link_is_never_faster_than_its_limits(limits, readers):
     with Link(Gated(), readers=readers, limits=limits) as link:
-        transfers = []
+        transfers, coming = [], []
         for count in (1, 5, 12):
             before = len(link.journal())
             began_s = time.perf_counter()
@@ -433,11 +635,16 @@ def test_a_throttled_link_is_never_faster_than_its_limits(limits, readers):
             assert np.ptp(rows["begin_s"]) == 0  # asked for together
             assert rows["end_s"].max() - rows["begin_s"].min() >= limits.total_s(SIZE, count) - 1e-9
             transfers += [link.issue(place(e)) for e in range(3)]
+            coming.append(ahead(count))
+            link.schedule([(coming[-1], 2)])
         for transfer in transfers:
             transfer.wait()
+        until(lambda: coming[-1].here == 2)
         journal = link.journal()
     assert broken_promises(journal, limits) == []
-    assert (len(journal), int(journal["foreground"].sum())) == (27, 18)
+    pieces = sum(prefetch.here for prefetch in coming)
+    assert pieces >= 2 and int(journal["prefetch"].sum()) == pieces
+    assert (len(journal) - pieces, int(journal["foreground"].sum())) == (27, 18)
 
 
 def test_the_law_sees_a_link_that_breaks_it():

@@ -95,6 +95,7 @@ def test_golden_counts():
         "background_issued": 2,
         "background_arrived": 1,
         "promoted": 1,
+        "prefetched": 0,
         "loads": 3,
     }
 

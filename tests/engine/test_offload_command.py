@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -21,10 +22,12 @@ from engine.errors import main_guard
 from engine.offload import main
 from engine.offload_model import OpenModel
 from engine.policies import load_policies
+from engine.predictors import save_predictor
 from engine.residency import Demand
 from engine.safetensors_files import weights_hash
 
 ROOT = Path(__file__).parents[2]
+PROFILE = "epyc_2core_vm"  # committed, as a measured host's
 PROMPT = "a b c d e f g h"
 
 
@@ -66,6 +69,10 @@ def folders(tiny_moe, tmp_path_factory):
         tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>"
     ).save_pretrained(root / "checkpoint")
     run("pack", "--model", root / "checkpoint", "--out", root / "packed")
+    shutil.copy(ROOT / "results" / "measured" / PROFILE / "host.yaml", root / f"{PROFILE}.yaml")
+    arrays = {"A": torch.randn(1, 4, 64, generator=torch.Generator().manual_seed(1)), "B": torch.zeros(1, 16, 4)}
+    facts = {"model_hash": weights_hash(root / "packed")}
+    save_predictor(root / "spec_prefetch.safetensors", "spec_prefetch", arrays, facts)
     save_demand(root / "demand.safetensors", Demand(torch.ones(2, 16, dtype=torch.int64).numpy(), 1), {})
     return root
 
@@ -108,6 +115,25 @@ def test_with_all_experts_resident_it_is_the_stock_model(folders, model, tiny_mo
     assert "".join(text).split() == tokenizer.decode(made).split()
 
 
+UNFIT = [("sdcard", name) for name in ("spec_prefetch", "gate_replay")]  # a tiny layer is shorter than its latency
+
+
+@pytest.mark.parametrize("link", ["disk", "sdcard"])
+@pytest.mark.parametrize("policy", ["spec_prefetch", "gate_replay", "spec_always"])
+def test_a_policy_that_prefetches_says_the_same_and_what_it_brought(folders, policy, link):
+    flags = ("--link", link, "--host", folders / f"{PROFILE}.yaml")
+    flags += ("--predictor", folders / "spec_prefetch.safetensors") if policy != "gate_replay" else ()
+    found = generate(folders, "packed", *flags, policy=policy)
+    plain = generate(folders, "packed", "--link", link, policy="fetch_lfu_decay")
+    assert found.stdout.split("\n{")[0] == plain.stdout.split("\n{")[0]
+    facts, wanted = (json.loads(one.stdout.rstrip("\n").split("\n")[-1]) for one in (found, plain))
+    assert facts["fetches"] == wanted["fetches"] > 0 and facts["hits"] == wanted["hits"]
+    assert facts["prefetch_bytes"] >= 0 == wanted["prefetch_bytes"] == facts["background_bytes"]
+    assert facts["prefetch_bytes"] > 0 or (link, policy) in UNFIT
+    assert facts["prefetched"] >= 0 == wanted["prefetched"] and facts["dropped_pieces"] >= 0
+    assert facts["failed_loads"] == []
+
+
 def test_as_a_process_of_its_own(folders):
     flags = ["--policy", "rule_015", "--slots", "50%", "--prompt", PROMPT, "--max-new-tokens", "3"]
     command = [sys.executable, "-m", "engine.offload", "generate", "--model", str(folders / "packed"), *flags]
@@ -134,11 +160,20 @@ def test_place_and_packed_generate_the_same(folders):
         ({"flags": ("--max-new-tokens", "0")}, "--max-new-tokens 0"),
         ({"flags": ("--demand", "nothing.safetensors")}, "nothing.safetensors"),
         ({"model": "nowhere"}, "no config.json"),
+        ({"policy": "spec_prefetch"}, "policy 'spec_prefetch' without --host; expected the profile of this machine"),
+        ({"policy": "spec_prefetch", "flags": ("--host", PROFILE)}, "without --predictor; expected a trained spec_pre"),
+        ({"policy": "gate_replay", "flags": ("--host", "nothing.yaml")}, "nothing.yaml"),
+        (
+            {"policy": "spec_prefetch", "flags": ("--host", PROFILE, "--predictor", "nothing.safetensors")},
+            "nothing.safetensors",
+        ),
+        ({"policy": "prefetch_oracle", "flags": ("--host", PROFILE)}, "predictor 'oracle' beside a running model"),
     ],
 )
 def test_what_cannot_be_is_one_line_and_exit_2(folders, more, message):
     options = {name: more[name] for name in ("slots", "policy") if name in more}
-    found = generate(folders, more.get("model", "packed"), *more.get("flags", ()), **options, expect=2)
+    flags = [folders / f"{PROFILE}.yaml" if flag == PROFILE else flag for flag in more.get("flags", ())]
+    found = generate(folders, more.get("model", "packed"), *flags, **options, expect=2)
     (line,) = found.stderr.strip().splitlines()
     assert line.startswith("error: ") and message in line and not found.stdout
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,18 +14,13 @@ from engine.errors import UserError
 from engine.generate import generate
 from engine.harness import decode
 from engine.hook import attach
-from engine.link import Link
 from engine.log import count
-from engine.offload_engine import Engine
-from engine.policies import load_policies
 from engine.recheck import Recheck
 from engine.residency import Demand
 from engine.slots import Slots
-from tests.engine.engine_cases import ModelStore
+from tests.engine.engine_cases import POLICIES, Both, check_slots_hold_their_experts, text
 
-POLICIES = load_policies(Path(__file__).parents[2] / "config" / "policies.tsv")
-NAMES = [name for name, policy in POLICIES.items() if not policy.clairvoyant]
-TOKENS = 40
+NAMES = [name for name, policy in POLICIES.items() if not policy.clairvoyant and not policy.prefetch]
 
 
 @pytest.fixture(autouse=True)
@@ -36,43 +29,12 @@ def inference():
         yield
 
 
-class Both:
-    """A family's model twice: one for the emulator, one whose experts are behind a link."""
-
-    def __init__(self, tiny_moe, family="qwen3_moe") -> None:
-        self.whole, self.model = tiny_moe(family), tiny_moe(family)
-        self.attachment = attach(self.model)
-        self.store = ModelStore(self.attachment.layers)
-        self.experts, self.top_k = self.attachment.experts, self.attachment.top_k
-
-    def engine(self, policy: str, slots: int, completion="next_step", demand=None, **changes) -> Engine:
-        self.link = Link(self.store, readers=2)
-        engine = Engine(self.attachment, self.link, slots=slots, demand=demand)
-        engine.use(dataclasses.replace(POLICIES[policy], **changes), completion=completion)
-        return engine
-
-    def slow_background(self, seconds: float) -> None:
-        """Every background read takes so long from now on."""
-        read = self.store.read
-
-        def slow(layer, expert, target):
-            if "background" in threading.current_thread().name:
-                time.sleep(seconds)
-            return read(layer, expert, target)
-
-        self.store.read = slow
-
-
 @pytest.fixture
 def both(tiny_moe):
     made = Both(tiny_moe)
     yield made
     if hasattr(made, "link"):
         made.link.close()
-
-
-def text(length=TOKENS, seed=1):
-    return torch.randint(0, 128, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
 def emulated(model, policy: str, slots: int, ids: list[int]):
@@ -108,16 +70,6 @@ def test_slots_hold_what_the_decision_says(both):
     check_slots_hold_their_experts(both, engine)
 
 
-def check_slots_hold_their_experts(both, engine):
-    for layer, module in enumerate(both.whole.model.layers):
-        for slot, expert in enumerate(engine.residency.state.slots[layer]["expert"]):
-            if expert >= 0:
-                row = engine.slots.row_of_slot[layer, slot]
-                assert engine.slots.held[layer, row] == expert
-                for name, tensor in engine.slots.parameters[layer].items():
-                    torch.testing.assert_close(tensor[row], getattr(module.mlp.experts, name)[expert])
-
-
 @pytest.mark.parametrize("policy", NAMES)
 def test_all_experts_resident_is_the_stock_model(tiny_moe, family, policy):
     """S = E, warm: the stock model's logits in prefill and decoding, and K x events hits."""
@@ -145,7 +97,7 @@ def test_prefill_is_exact_and_leaves_the_scans_residents(both, slots):
     engine, prompts = both.engine("speed_first", slots), [text(9, seed=8), text(30)]
     for prompt in prompts:
         both.store.reads.clear()
-        here = engine.slots.held.copy()
+        here = engine.slots.held[engine.slots.row_of_slot]  # [L, S]
         with engine.phase("prefill"):
             found = both.model(input_ids=torch.tensor([prompt])).logits
         wanted = both.whole(input_ids=torch.tensor([prompt])).logits

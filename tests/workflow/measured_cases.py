@@ -64,7 +64,8 @@ class Case:
         own |= {"policies": ROOT / "config" / "policies.tsv", "demand": self.root / "demand.safetensors"}
         own |= {name.replace("_", "-"): number for name, number in SIZES[size].items()} | {"out": self.folder}
         own |= {name.replace("_", "-"): value for name, value in flags.items()}
-        words = [word for name, value in own.items() for word in (f"--{name}", value)]
+        values = {name: value if isinstance(value, tuple) else (value,) for name, value in own.items()}
+        words = [word for name, value in values.items() for word in (f"--{name}", *value)]
         words += [word for name, numbers in links.items() for word in ("--link", name, *numbers)]
         words += ["--slots", slots, "--policy", *names, "fetch_belady", "--texts", *self.texts]
         return run_script("measure_host.py", *words)

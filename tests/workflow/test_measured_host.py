@@ -6,6 +6,7 @@ lost or taken twice. Bad input: whatever is damaged is one line that names file 
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import shutil
@@ -31,14 +32,18 @@ from measured_cases import (
 )
 from pictures import SCRIPTS, draw, legible_words, markers, module
 from safetensors.numpy import load_file
-from tiny import LAYERS, TEST, TOP_K, run_script
+from tiny import EXPERTS, LAYERS, ROOT, TEST, TOP_K, run_script
 
+from engine import measured_import
 from engine.errors import UserError
 from engine.files import sha256
 from engine.geometry import Geometry
 from engine.host import main as host_main
+from engine.host import parse_host
 from engine.log import load_log
 from engine.measured_run import cell_of, load_run, read_record, records
+from engine.predictors import pairs, save_predictor
+from engine.safetensors_files import weights_hash
 from evals.measured_tables import read_documents, read_errors, read_measured
 
 BASELINE = "fetch_lfu_decay"
@@ -125,6 +130,54 @@ def test_another_policy_row_is_timed_anew_and_the_others_are_kept(own, tmp_path)
     changed = {name for name in after if after[name] != before[name]} - {"tiny/own.json"}
     assert len(changed) == (LINKS["disk"][2] + LINKS["sdcard"][2]) * len(TEST)
     assert all("/rule_015/" in name for name in changed)
+
+
+SHEETS = tuple(ROOT / "config" / name for name in ("policies.tsv", "prefetch.tsv"))
+PREFETCHING = ("gate_replay", "spec_prefetch", "spec_always", "quality_first_prefetch", "prefetch_oracle")
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_policies_that_prefetch_are_timed_scored_and_accepted(own, size, tmp_path):
+    """Beside the others, which are kept; their logs are those of the baseline, or are scored by themselves."""
+    generator = torch.Generator().manual_seed(2)
+    number, width = len(pairs(LAYERS)), Geometry.of_config(json.loads((own.model / "config.json").read_text())).width
+    arrays = {"A": torch.randn(number, 3, width, generator=generator), "B": torch.zeros(number, EXPERTS, 3)}
+    predictors = tmp_path / "predictors"
+    hash = weights_hash(own.model)
+    save_predictor(predictors / "spec_prefetch.safetensors", "spec_prefetch", arrays, {"model_hash": hash})
+    before = files(own.folder)
+    names = (*POLICIES, *PREFETCHING)
+    made(own.measure(size, names=names, policies=SHEETS, predictors=predictors))
+    made(own.score(size))
+    after, record = files(own.folder), own.record(size)
+    kept = [name for name in before if name.startswith(f"tiny/{size}/")]
+    assert kept and all(after[name] == before[name] for name in kept)
+    assert all(row["status"] == "ok" and not row["failed_loads"] for row in record["cells"])
+    assert set(record["policies"]) == {*POLICIES, *PREFETCHING} - {"prefetch_oracle"}
+    assert record["provenance"]["spec_prefetch_sha256"] == sha256(predictors / "spec_prefetch.safetensors")
+    ahead = 0
+    for row in record["cells"]:
+        cell = cell_of(record, row)
+        run, prefetch = load_run(cell.path(own.folder)), row["policy"] in PREFETCHING
+        assert ("predictor_sha256" in run.facts) == (prefetch and row["policy"] != "gate_replay")
+        ahead += run.prefetch_bytes
+        assert prefetch or not run.prefetch_bytes
+        if row["policy"] in ("gate_replay", "spec_prefetch", "spec_always"):
+            plain = load_run(dataclasses.replace(cell, policy=BASELINE).path(own.folder))
+            np.testing.assert_array_equal(run.losses, plain.losses)
+            np.testing.assert_array_equal(run.log.executed, plain.log.executed)
+    assert ahead > 0
+    other = json.loads((own.folder / "tiny" / f"{size}_rescored.json").read_text(encoding="utf-8"))
+    assert all(row["status"] == "ok" for row in other["cells"])
+    if size == "own":  # float32
+        assert all(row["differences"] == 0 for row in other["cells"])
+    measured_import.accept(own.folder, tmp_path / "elsewhere", parse_host)
+
+
+def test_a_policy_that_prefetches_asks_for_its_predictor(own, tmp_path):
+    for flags in ({}, {"predictors": tmp_path}):
+        ended = own.measure("own", names=("spec_prefetch",), policies=SHEETS, **flags)
+        assert ended.code == 2 and "a trained spec_prefetch" in ended.err and ended.err.count("\n") == 1
 
 
 def test_a_run_that_fails_keeps_its_reason_and_the_rest_goes_on(own, monkeypatch):

@@ -31,7 +31,18 @@ from engine.host_facts import fingerprint
 from engine.host_sample import other_cores, rounded
 from engine.host_times import Host, Link
 from engine.link import limits_of
-from engine.measured_run import DEMAND, PROFILE, SCHEMA, Cell, check_rates, load_run, records, save_run, size_of
+from engine.measured_run import (
+    DEMAND,
+    PROFILE,
+    SCHEMA,
+    Cell,
+    check_rates,
+    load_run,
+    predictor_key,
+    records,
+    save_run,
+    size_of,
+)
 from engine.offload_model import OpenModel
 from engine.policies import BASELINE, Policy, as_row, find_policy, load_policies
 from engine.residency import check_slots, slots_from_percent
@@ -39,6 +50,7 @@ from engine.store import Manifest, read_manifest
 from engine.timing import offload_links
 from evals.jobs import Progress, load_texts, load_tokenizer, model_hash, provenance
 from evals.measured import Passage, passages
+from evals.measured_prefetch import Ahead, is_timed, trained_predictors
 from evals.quality import CELL_FAILURES, Text
 from evals.simulation import read_host
 
@@ -52,8 +64,9 @@ def main() -> None:
     a = arguments()
     host, folder = this_host(a.host, a.threads), Path(a.out)
     links, skipped = host_links(host, [name for name, *_ in a.link])
-    sheet = load_policies(a.policies)
-    policies = [p for p in (find_policy(sheet, name) for name in a.policy) if not (p.clairvoyant or p.in_place)]
+    sheet = {name: policy for path in a.policies for name, policy in load_policies(path).items()}
+    policies = [p for p in (find_policy(sheet, name) for name in a.policy) if is_timed(p)]
+    trained = trained_predictors(a.predictors, policies)
     torch.set_num_threads(a.threads)
     tokenizer, bos = load_tokenizer(a.store)
     texts = {text.id: text for text in load_texts(a.texts, tokenizer, bos, a.first)}
@@ -82,9 +95,15 @@ def main() -> None:
                 store=manifest.identity,
                 host_sha256=sha256(a.host),
                 demand_sha256=sha256(a.demand),
+                **{
+                    predictor_key(policy): sha256(trained[policy.prefetch])
+                    for policy in policies
+                    if policy.prefetch in trained
+                },
             ),
         }
-        session = Session(facts, folder, texts, parts, policies, load_demand(a.demand))
+        ahead = Ahead(a.predictors, model_hash(a.model_dir), host, geometry_of(a.store, facts["dtype"]))
+        session = Session(facts, folder, texts, parts, policies, load_demand(a.demand), ahead)
         for link in links.values():
             for slots_id in facts["slots"]:
                 session.measure(opened[link.kind], link, slots_id)
@@ -106,8 +125,10 @@ def arguments() -> argparse.Namespace:
         metavar=("NAME", "DOCUMENTS", "TOKENS", "REPEATS"),
         help="of the profile: the first tokens of so many documents of each text, so often; may be repeated",
     )
-    parser.add_argument("--policies", required=True, help="the sheet")
-    parser.add_argument("--policy", nargs="+", required=True, help="ids; clairvoyant and frozen ones are left out")
+    parser.add_argument("--policies", nargs="+", required=True, help="the sheets")
+    what = "ids; clairvoyant and frozen ones are left out, and those that prefetch at random"
+    parser.add_argument("--policy", nargs="+", required=True, help=what)
+    parser.add_argument("--predictors", help="folder of the trained predictors, for policies that prefetch")
     parser.add_argument("--texts", nargs="+", required=True, help="resolved texts")
     parser.add_argument("--first", type=int, help="the first documents of each text alone, as its trace has them")
     parser.add_argument("--demand", required=True)
@@ -240,8 +261,9 @@ class Session:
         parts: dict[str, dict[str, list[Passage]]],
         policies: list[Policy],
         demand,
+        ahead: Ahead,
     ) -> None:
-        self.facts, self.folder, self.demand = facts, folder, demand
+        self.facts, self.folder, self.demand, self.ahead = facts, folder, demand, ahead
         self.texts, self.parts, self.policies = texts, parts, {policy.id: policy for policy in policies}
         self.plan = [cell for link in facts["links"] for slots in facts["slots"] for cell in self.cells(link, slots)]
         self.null_s = float(np.median(null(NULL_TOKENS)))
@@ -266,25 +288,32 @@ class Session:
         count = self.facts["slots"][slots]["count"]
         engine = opened.engine(slots=count, demand=self.demand, limits=limits_of(link), name=link.name)
         try:
-            engine.use(self.policies.get(BASELINE) or next(iter(self.policies.values())), completion="real")
             warm_up = self.parts[link.name][left[0].text][0].ids
-            decode(opened.model, engine, [warm_up[: WARM_UP_TOKENS + 1]])
+            for policy in self.to_warm_up():
+                engine.use(policy, completion="real", **self.ahead.of(policy, opened, link.name, count))
+                decode(opened.model, engine, [warm_up[: WARM_UP_TOKENS + 1]])
             for cell in left:
-                self.found[cell] = self.run(opened.model, engine, link, cell)
+                self.found[cell] = self.run(opened, engine, link, cell)
                 self.write()
                 self.progress.advance()
         finally:
             engine.link.close()
 
-    def run(self, model, engine, link: Link, cell: Cell) -> dict:
+    def to_warm_up(self) -> list[Policy]:
+        """The baseline, or the first, and one that prefetches: between them all that is compiled on first use."""
+        ahead = [policy for policy in self.policies.values() if policy.prefetch and self.ahead.geometry]
+        return [self.policies.get(BASELINE) or next(iter(self.policies.values())), *ahead[:1]]
+
+    def run(self, opened: OpenModel, engine, link: Link, cell: Cell) -> dict:
         """One run: its row in the record. Its file is there, whole, or not at all."""
-        path = cell.path(self.folder)
+        path, policy = cell.path(self.folder), self.policies[cell.policy]
+        count = self.facts["slots"][cell.slots]["count"]
         try:
-            engine.use(self.policies[cell.policy], completion="real")
+            engine.use(policy, completion="real", **self.ahead.of(policy, opened, link.name, count))
             engine.link.clear()
             failed = len(engine.failures)
             others = other_cores()
-            timed = decode(model, engine, [part.ids for part in self.parts[cell.link][cell.text]])
+            timed = decode(opened.model, engine, [part.ids for part in self.parts[cell.link][cell.text]])
             journal = engine.link.journal()
             check_rates(link, journal, str(path))
             if not np.isfinite(timed.losses).all():
@@ -324,6 +353,9 @@ class Session:
             "passages": json.dumps(self.facts["passages"][cell.link][cell.text]),
             "completion": "real",
         }
+        trained = predictor_key(self.policies[cell.policy])
+        if trained in self.facts["provenance"]:
+            facts["predictor_sha256"] = self.facts["provenance"][trained]
         return {name: str(value) for name, value in facts.items()}
 
     def row(self, cell: Cell, **result) -> dict:
