@@ -142,8 +142,8 @@ class Predictor:
         return claims if targets == self.horizons else functional.pad(claims, (0, 0, 0, self.horizons - targets))
 
     def names(self, layer: int, x: torch.Tensor, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """`names` of `predict` for the one token that is decoded: (ids [H, N] int32, claims [H, N] float64)."""
-        ids, claims = names(self.predict(layer, x), number)
+        """`names` of `predict` for the one token that is decoded: (ids [H, N] int32, chances [H, N] float64)."""
+        ids, claims = names(self.predict(layer, x), number, self.top_k)
         return ids[0], claims[0]
 
     def over_text(self, layer: int, x: torch.Tensor, previous: np.ndarray) -> torch.Tensor:
@@ -246,7 +246,7 @@ class _Folded(_FromInput):
         ids, claims = np.full((self.horizons, number), -1, np.int32), np.zeros((self.horizons, number))
         if layer + 1 < self.layers:
             kernels.foretell(self._weight[layer], x, self._bias[layer], self.experts, ids, claims)
-        return ids, claims
+        return ids, chances(claims, self.top_k)
 
     def _product(self, layer: int, x: torch.Tensor) -> torch.Tensor:
         found = functional.linear(x.to(self._weight[layer].dtype), self._weight[layer]).float()
