@@ -27,6 +27,7 @@ from evals.predictor_training import (
     HELD_OUT,
     INITIAL_SEED,
     LEARNING_RATE,
+    MLP_LEARNING_RATE,
     ORDER_SEED,
     SMOOTHING,
     WEIGHTS,
@@ -67,8 +68,9 @@ def main() -> None:
         with ahead([partial(record, model, attachment, text, **options) for text in texts], a.threads) as results:
             data = join([result() for result in results])
         progress = Progress("train predictors, at most", int((~data.held).sum()) * sum(EPOCHS.values()))
-        options = {"rank": a.rank, "learning_rate": a.learning_rate, "progress": progress.advance}
-        work = [partial(train, kind, data, routers, sigmoid, **options) for kind in EPOCHS]
+        rates = {"mlp": MLP_LEARNING_RATE, "spec_prefetch": a.learning_rate}
+        options = {"rank": a.rank, "progress": progress.advance}
+        work = [partial(train, kind, data, routers, sigmoid, learning_rate=rates[kind], **options) for kind in EPOCHS]
         with ahead(work, a.threads) as results:
             trained = {kind: result() for kind, result in zip(EPOCHS, results, strict=True)}
         arrays = {kind: one.arrays for kind, one in trained.items()} | {"markov": {"following": count_following(data)}}
@@ -84,14 +86,15 @@ def main() -> None:
         held_out_tokens=int(data.held.sum()),
         held_out=f"cluster 2 of every {HELD_OUT} of a text",
     )
-    recipe = {"learning_rate": a.learning_rate, "batch": BATCH, "clip": CLIP, "weights": json.dumps(WEIGHTS)}
+    recipe = {"clip": CLIP, "weights": json.dumps(WEIGHTS)}
     recipe |= {"initial_seed": INITIAL_SEED, "order_seed": ORDER_SEED}
     for kind, own in arrays.items():
         how = {"smoothing": SMOOTHING}
         if kind in trained:
-            how = recipe | {"epochs": trained[kind].epochs, "rank": a.rank if kind == "spec_prefetch" else "-"}
+            how = recipe | {"learning_rate": rates[kind], "batch": BATCH[kind]}
+            how |= {"epochs": trained[kind].epochs, "rank": a.rank if kind == "spec_prefetch" else "-"}
         save_predictor(a.out / f"{kind}.safetensors", kind, own, facts | how)
-    write_text(a.out / "README.md", card(facts, recipe, trained, recalls, data, a.rank))
+    write_text(a.out / "README.md", card(facts, recipe, rates, trained, recalls, data, a.rank))
 
 
 def recall_by_pair(predictor, data: Recorded) -> list[float]:
@@ -114,6 +117,7 @@ def recall_by_pair(predictor, data: Recorded) -> list[float]:
 def card(
     facts: dict[str, str],
     recipe: dict,
+    rates: dict[str, float],
     trained: dict[str, Trained],
     recalls: dict[str, list[float]],
     data: Recorded,
@@ -136,11 +140,10 @@ def card(
         f"({facts['held_out']}) chose the epoch, and the numbers "
         "below are theirs. No test text was read.",
         "",
-        f"Learning rate {recipe['learning_rate']:g} (AdamW, torch's other settings), gradients clipped to "
-        f"{recipe['clip']:g}, {recipe['batch']} tokens a step, horizons weighted {recipe['weights']}, rank {rank}, "
-        f"seeds {recipe['initial_seed']} (first weights) and {recipe['order_seed']} (order). Transitions are "
+        f"AdamW with torch's other settings, gradients clipped to {recipe['clip']:g}, horizons weighted "
+        f"{recipe['weights']}, rank {rank}, seeds {recipe['initial_seed']} (first weights) and {recipe['order_seed']} (order). Transitions are "
         f"smoothed by {SMOOTHING:g} events of the marginal. "
-        + " ".join(_epochs(kind, one) for kind, one in trained.items()),
+        + " ".join(_epochs(kind, one, rates[kind]) for kind, one in trained.items()),
         "",
         "| predictor | parameters | multiply-adds a token |",
         "|---|---|---|",
@@ -160,8 +163,9 @@ def card(
     return "\n".join(lines) + "\n"
 
 
-def _epochs(kind: str, one: Trained) -> str:
-    return f"{kind}: epoch {one.epochs} of {one.tried} is kept, at most {EPOCHS[kind]} are tried."
+def _epochs(kind: str, one: Trained, rate: float) -> str:
+    how = f"learning rate {rate:g}, {BATCH[kind]} tokens a step"
+    return f"{kind}: {how}, epoch {one.epochs} of {one.tried} is kept, at most {EPOCHS[kind]} are tried."
 
 
 if __name__ == "__main__":
