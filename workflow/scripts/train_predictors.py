@@ -141,7 +141,8 @@ def card(
         "below are theirs. No test text was read.",
         "",
         f"AdamW with torch's other settings, gradients clipped to {recipe['clip']:g}, horizons weighted "
-        f"{recipe['weights']}, rank {rank}, seeds {recipe['initial_seed']} (first weights) and {recipe['order_seed']} (order). Transitions are "
+        f"{recipe['weights']}, rank {rank}, seeds {recipe['initial_seed']} (first weights) and "
+        f"{recipe['order_seed']} (order). Transitions are "
         f"smoothed by {SMOOTHING:g} events of the marginal. "
         + " ".join(_epochs(kind, one, rates[kind]) for kind, one in trained.items()),
         "",
