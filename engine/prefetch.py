@@ -22,7 +22,7 @@ from engine.errors import error
 from engine.hook import Call
 from engine.link import Link, Prefetch
 from engine.policies import Policy
-from engine.predictors import Predictor, names
+from engine.predictors import Predictor
 from engine.record import divisible, pieces_of
 from engine.scheduler import Window, new_entries, plan
 from engine.slots import Slots
@@ -98,7 +98,7 @@ class Prefetching:
         """Tell the link what may start until the next event. experts [L, E] EXPERT of the residency."""
         predictor, layer = self._predictor, call.layer
         if layer + 1 < len(experts):
-            ids, claims = names(predictor.predict(layer, call.router_input)[0], self._window.names)  # [H, N]
+            ids, claims = predictor.names(layer, call.router_input, self._window.names + 1)  # [H, N]
             self._look()
             plan(experts, layer, ids, claims, self._window, self._entries)
             self._link.schedule(self._agenda())

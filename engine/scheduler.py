@@ -9,7 +9,8 @@ them one after another. Ours: the paper's released material does not hold its sc
 * Candidates: at most `window.names` a layer by falling claim, those that are neither resident nor pending; the nearer
   layer first. A row that already holds or awaits a candidate keeps it.
 * `bounded`: a piece is granted only if it is expected to end before its layer has routed, counted from now, all granted
-  before it included. What no longer fits is late: it gets nothing, and the event of its layer drops it.
+  before it included. What no longer fits is late: it gets nothing, and the event of its layer drops it. Nor is one
+  granted that costs the compute beside it more than it is expected to save, its claim times its share of a fetch.
 * A candidate without a row takes a free one, else that of what is not a candidate any more, else that of the lowest
   claim below its own: of a farther layer, or of the same with a lower probability. Nobody loses a row to a lower claim,
   and no resident loses its slot: only the event that chooses an expert gives it one.
@@ -45,6 +46,8 @@ class Window(NamedTuple):
     pieces: int  # of a record
     names: int  # at most so many candidates a layer
     bounded: bool  # by the window
+    saved_s: float = 0.0  # of the foreground, by a piece that is taken
+    cost_s: float = 0.0  # to the compute, by a piece that passes beside it
 
 
 def new_entries(rows: int) -> np.ndarray:
@@ -86,7 +89,7 @@ def plan(experts, layer, names, claims, window, entries):
     """Rewrite entries [R] for what is known once layer `layer` has its experts.
 
     experts [L, E] of State, the rows of one lane; names [H, N] experts of layer + 1, ... by falling claim, -1 none;
-    claims [H, N] in (0, 1].
+    claims [H, N] in [0, 1], the chance that the layer chooses it.
     """
     for i in range(entries.size):
         entries[i].granted = 0
@@ -107,6 +110,8 @@ def plan(experts, layer, names, claims, window, entries):
         at = _find(entries, target, e)
         granted = window.pieces if at < 0 else entries[at].left
         if window.bounded:
+            if claims[h, n] * window.saved_s < window.cost_s:
+                continue
             granted = min(granted, max(0, int((window.window_s[h] - used_s) / window.piece_s)))
         if at < 0:
             at = _row_for(entries, order) if granted > 0 else -1

@@ -121,6 +121,8 @@ class Timing:
             pieces=pieces,
             names=len(self.fetch_s) - 1,
             bounded=schedule != "always",
+            saved_s=self.fetch_s[1] / pieces,
+            cost_s=piece_s * self.slowdown_transfer * (1.0 - 1.0 / self.slowdown_compute),
         )
 
     def _passing(self, piece: tuple[int, float], window_s: float) -> tuple[float, int]:

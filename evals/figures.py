@@ -1,7 +1,7 @@
 """What the figures share: the table they are drawn from, their colours and captions, and how a picture is saved.
 
 Colour is the miss rule, marker shape the instrument (filled measured, open modelled), line pattern and shade tell
-policies of one miss rule apart and `--` alone is a clairvoyant one. A figure is a script
+policies of one miss rule apart and `--` is a clairvoyant one; labels tell two of those apart. A figure is a script
 `workflow/scripts/plot_<stem>.py` with a function `draw(table) -> (figure, points)`; `figure_main(draw, __doc__)` is its
 command line, with another reader where the table is not that of quality. The same table gives the same bytes: no dates,
 a fixed hash salt. Assumed: the rows stand in the order of the sheet of policies.
@@ -215,12 +215,18 @@ class Look:
         return {"color": self.colour, "marker": self.marker, "markerfacecolor": self.face, "linestyle": "none"}
 
 
+def clairvoyant(table: pd.DataFrame) -> pd.Series:
+    """Rows of what knows the future, the bounds: perfect eviction (belady), perfect prediction (oracle)."""
+    predicts = table["prefetch"] == "oracle" if "prefetch" in table else False
+    return (table["eviction"] == "belady") | predicts
+
+
 def looks(table: pd.DataFrame) -> dict[str, Look]:
     """The look of every policy of the table, in its order; patterns and shades are dealt within each miss rule."""
     result, dealt = {}, dict.fromkeys(COLOURS, 0)
-    for row in table.drop_duplicates("policy").to_dict("records"):
+    for row in table.assign(bound=clairvoyant(table)).drop_duplicates("policy").to_dict("records"):
         rule = row["miss_rule"]
-        if row["eviction"] == "belady":
+        if row["bound"]:
             colour, pattern = COLOURS[rule], CLAIRVOYANT
         else:
             colour, pattern = (

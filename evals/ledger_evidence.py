@@ -17,6 +17,7 @@ import pandas as pd
 
 from engine.errors import error
 from evals.checked_tables import read_words, refuse, to_numbers
+from evals.ledger_recall import Recalled
 from evals.measured_tables import read_documents as read_measured_documents
 from evals.records import Scored
 from evals.speed import read_documents, read_speed
@@ -59,7 +60,9 @@ def read_agreement(path: str | Path | None) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class Evidence:
-    """Of one model. quality, sweep, experiment_b: by policy or arm; pilot: what that of experiment B decided."""
+    """Of one model. quality, sweep, experiment_b: by policy or arm; pilot: what that of experiment B decided; recalled:
+    what predictors named.
+    """
 
     quality: Mapping[str, Scored] = field(default_factory=dict)
     sweep: Mapping[str, Scored] = field(default_factory=dict)
@@ -67,6 +70,7 @@ class Evidence:
     pilot: Mapping[str, object] | None = None
     agreement: pd.DataFrame = field(default_factory=lambda: read_agreement(None))
     speed: Speed = field(default_factory=Speed)
+    recalled: Recalled | None = None
 
     def slots_percents(self, slots: str) -> set[float]:
         """What a slot budget is called in percent, wherever it was run."""
@@ -84,9 +88,11 @@ def gather(
     pilots: Mapping[str, Mapping[str, object]] | None = None,
     agreement: pd.DataFrame | None = None,
     speed: Speed | None = None,
+    recalled: Mapping[str, Recalled] | None = None,
 ) -> dict[str, Evidence]:
     """By model, for every model of `quality`."""
     sweep, experiment_b, pilots, speed = sweep or {}, experiment_b or {}, pilots or {}, speed or Speed()
+    recalled = recalled or {}
     agreement = read_agreement(None) if agreement is None else agreement
     return {
         model: Evidence(
@@ -96,6 +102,7 @@ def gather(
             pilots.get(model),
             agreement[agreement["model"] == model],
             speed.of(model),
+            recalled.get(model),
         )
         for model, policies in quality.items()
     }

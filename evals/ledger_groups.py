@@ -23,6 +23,7 @@ Row = Mapping[str, object]
 TAUS, BETAS, SHARES = (0.05, 0.1, 0.15, 0.2, 0.3, math.inf), (None, 0.25, 0.5, 1.0), (0.1, 0.25, 0.5, 0.75)
 STANDINS = ("next_best", "random")
 COMMON = {"standin_weight": "own", "standin_recency": True, "eviction": "lfu_decay", "half_life_tokens": 128.0}
+OPTIONAL = ("prefetch", "schedule")
 NUMBERS = ("tau", "share", "beta", "half_life_tokens")
 
 
@@ -86,11 +87,13 @@ def find(row: Row, scored: Mapping[str, Scored]) -> Scored:
 def lossy_policies(quality: Mapping[str, Scored], sweep: Mapping[str, Scored]) -> list[set[str]]:
     """All lossy policies of the sheet and the sweep of P1.2, each with its ids: two sheets may name one policy.
 
-    NotRun: a bundle, or a row of the sweep, is missing.
+    The first paper's policies do not prefetch: those that do are none of them. NotRun: a bundle, or a row of the sweep,
+    is missing.
     """
     for name in BUNDLES:
         policy(name, quality)
     policies = [one for one in quality.values() if one.record["policy_row"]["miss_rule"] != "fetch"]
+    policies = [one for one in policies if not prefetches(one)]
     policies += [find(row, sweep) for row in GROUPS["threshold_sweep"].rows]
     ids: dict[tuple, set[str]] = {}
     for one in policies:
@@ -99,12 +102,16 @@ def lossy_policies(quality: Mapping[str, Scored], sweep: Mapping[str, Scored]) -
     return list(ids.values())
 
 
+def prefetches(one: Scored) -> bool:
+    return one.record["policy_row"].get("prefetch") not in (None, "-")
+
+
 def _holds(one: Scored, row: Row) -> bool:
     own = _own_row(one)
-    return all(own.get(key) == value for key, value in row.items())
+    return not prefetches(one) and all(own.get(key) == value for key, value in row.items())
 
 
 def _own_row(one: Scored) -> Row:
-    """All but the id. Records write infinity as a word."""
-    row = one.record["policy_row"]
-    return {key: float(row[key]) if key in NUMBERS and row[key] is not None else row[key] for key in row if key != "id"}
+    """All but the id, and the columns that records of before prefetching have not. Records write infinity as a word."""
+    row = {key: value for key, value in one.record["policy_row"].items() if key not in ("id", *OPTIONAL)}
+    return {key: float(value) if key in NUMBERS and value is not None else value for key, value in row.items()}

@@ -3,7 +3,7 @@
     quantity = measure(part, evidence, slots="s25", rules=rules)      # NotRun where there is nothing to compute
 
 What each means stands under `measures` in config/preregistration.yaml; a measure is a function here, or in
-evals/ledger_correlations.py, and a line of MEASURES.
+evals/ledger_correlations.py or evals/ledger_recall.py, and a line of MEASURES.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import replace
 import pandas as pd
 
 from engine.policies import PAYING
-from evals import ledger_correlations
+from evals import ledger_correlations, ledger_recall
 from evals.ledger_documents import cell, differences, first_and_later, masses, policy, refuse_inert, share
 from evals.ledger_engine import ENGINE, ENGINE_MEASURES
 from evals.ledger_evidence import Evidence
@@ -139,6 +139,16 @@ def _sign_changes(part: Part, evidence: Evidence, slots: str, rules: Preregistra
     return Counted(list(quantities), float(sum(changed)), tokens, "correlations")
 
 
+# ---- counted from shapes ---------------------------------------------------------------------------------------------
+def _parameters(part: Part, evidence: Evidence, slots: str, rules: Preregistration) -> Counted:
+    """In millions, of the model that the part describes."""
+    from engine.predictors import parameters  # with torch: nothing else here needs it
+
+    if slots != rules.slots:
+        raise NotRun("parameters do not depend on the budget")
+    return Counted(["shapes"], parameters(part.of, **part.sizes) / 1e6, 0, "shapes")
+
+
 MEASURES = {
     "agreement_correlation": ledger_correlations.agreement,
     "correlation_over_documents": ledger_correlations.over_documents,
@@ -146,7 +156,10 @@ MEASURES = {
     "loss_per_substitution": _loss_per_substitution,
     "mass_ratio": _mass_ratio,
     "miss_rate": _share(lambda cell: cell["demands"] - cell["hits"]),
+    "parameters": _parameters,
     "perplexity_change": _perplexity_change,
+    "recall": ledger_recall.recall,
+    "recall_difference": ledger_recall.recall_difference,
     "rank_correlation_over_policies": ledger_correlations.rank_over_policies,
     "sign_changes": _sign_changes,
     "substituted_share": _share(lambda cell: cell["substitutions"]),

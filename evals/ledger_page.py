@@ -144,6 +144,7 @@ def _ours(row: dict) -> str:
     if row["estimate"] is None:
         return ""
     unit, size = UNITS.get(row["unit"], ""), f"{row['documents']:.0f} {row['sampled']}, {row['tokens']:,.0f} tokens"
+    size = size if row["tokens"] else "counted"
     ends = "no interval" if row["low"] is None else f"{row['low']:.3f} to {row['high']:.3f}"
     return f"{row['estimate']:.3f}{unit} ({ends}; {size}{_over_policies(row)})"
 

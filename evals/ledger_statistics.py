@@ -188,7 +188,10 @@ def change_after(frame: pd.DataFrame) -> Sampled:
 # ---- counts ----------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Counted:
-    """A number that nothing was sampled for: the interval is the number. documents: what was counted over."""
+    """A number that nothing was sampled for: the interval is the number. documents: what was counted over.
+
+    estimates: after every document, where it has any before the last.
+    """
 
     documents: Sequence[str]
     value: float
@@ -197,6 +200,7 @@ class Counted:
     bounds: tuple[float, float] = (0.0, math.inf)
     beside: Mapping[str, float] = field(default_factory=dict)
     searched: bool = False
+    estimates: np.ndarray | None = None
 
     def interval(self, **options) -> Interval:
         found = Interval(self.value, self.value, self.value, 0.0, 0.0, None, len(self.documents), self.tokens)
@@ -206,10 +210,14 @@ class Counted:
         return 1.0 if value == self.value else 0.0
 
     def running(self, no_effect: float) -> tuple[np.ndarray, np.ndarray]:
-        """It has no estimate before the last; there it is the number."""
-        estimates = np.full(len(self.documents), math.nan)
-        estimates[-1] = self.value
+        estimates = self.estimates
+        if estimates is None:
+            estimates = np.full(len(self.documents), math.nan)
+            estimates[-1] = self.value
         return estimates, np.nan_to_num(np.sign(estimates - no_effect))
 
     def first(self, number: int) -> Counted:
-        return self
+        if self.estimates is None:
+            return self
+        own, estimates = self.documents[:number], self.estimates[:number]
+        return replace(self, documents=own, estimates=estimates, value=float(estimates[-1]))

@@ -2,6 +2,7 @@
 
 Both come from the same record (engine/measured_run.py). The engine's are its runs, whose logs the emulator has scored;
 the simulator replays the recorded routing of the very same tokens with the host's own profile, frozen before the runs.
+What knows the future cannot run, so the bounds are the simulator's alone.
 
     host = MeasuredHost.open("results/measured/local", traces={"reference": "results/traces/reference"})
     for size in host.sizes:
@@ -13,7 +14,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -26,8 +27,19 @@ from engine.geometry import Geometry
 from engine.host import parse_host
 from engine.host_times import Host, Link
 from engine.log import count
-from engine.measured_run import DEMAND, PROFILE, cell_of, check_rates, load_run, policy_of, read_rescored, records
-from engine.policies import Policy
+from engine.measured_run import (
+    DEMAND,
+    PROFILE,
+    Run,
+    cell_of,
+    check_rates,
+    load_run,
+    policy_of,
+    read_rescored,
+    records,
+)
+from engine.policies import BASELINE, Policy
+from engine.predictions import from_trace
 from engine.simulator import simulate
 from engine.timing import Timing, limit_bytes_per_s
 from engine.trace_file import open_trace
@@ -38,6 +50,10 @@ from evals.simulation import Loaded, Predicted, Said, load_parts
 
 COUNTS = ("events", "hits", "fetches", "substitutions", "drops")
 MASSES = ("substituted_mass", "dropped_mass")  # means over events
+BOUNDS = {  # the baseline with one part that knows the future, named as in the sheets
+    "fetch_belady": {"eviction": "belady", "half_life_tokens": None},
+    "prefetch_oracle": {"prefetch": "oracle", "schedule": "pieces"},
+}
 
 
 class Absent(Exception):
@@ -62,6 +78,7 @@ class Series:
     failed_loads: int = 0
     other_cores: float = math.nan  # that other work on the machine kept busy, in the mean
     reason: str = ""  # what is wrong with other runs of the cell, or why there are no losses
+    outputs: dict[int, np.ndarray] = field(default_factory=dict)  # by repeat: [T, bytes], what every token came to
 
     @property
     def later(self) -> np.ndarray:
@@ -69,6 +86,20 @@ class Series:
         mask = np.ones(self.token_s.shape[1], bool)
         mask[np.cumsum([0, *(tokens for _, tokens in self.documents)])[:-1]] = False
         return mask
+
+
+def output_of(run: Run) -> np.ndarray:
+    """[T, bytes] uint8: loss, executed experts and combine weights of every token, bit by bit."""
+    arrays = (run.losses, run.log.executed, run.log.weights)
+    tokens = len(run.losses)
+    return np.hstack([np.ascontiguousarray(array).reshape(tokens, -1).view(np.uint8) for array in arrays])
+
+
+def identical(one: Series, other: Series) -> np.ndarray:
+    """[R, T] bool: tokens that came to the same, in every repeat that both have."""
+    pairs = [(output, other.outputs[repeat]) for repeat, output in one.outputs.items() if repeat in other.outputs]
+    same = [(a == b).all(axis=1) if a.shape == b.shape else np.zeros(len(a), bool) for a, b in pairs]
+    return np.array(same, bool).reshape(len(pairs), one.token_s.shape[1])
 
 
 def add_up(counts: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -116,6 +147,17 @@ class MeasuredSize:
     traces: str | Path | None
     predictions: str | Path | None = None
 
+    @property
+    def bounds(self) -> dict[str, Policy]:
+        """By id; none where the baseline was not measured."""
+        if BASELINE not in self.record["policies"]:
+            return {}
+        baseline = policy_of(self.record, BASELINE)
+        return {name: replace(baseline, id=name, **parts) for name, parts in BOUNDS.items()}
+
+    def policy(self, name: str) -> Policy:
+        return self.bounds[name] if name in BOUNDS else policy_of(self.record, name)
+
     # ---- engine ------------------------------------------------------------------------------------------------------
     def engine(self, link: str, policy: str, slots: str, text: str) -> Series:
         """All its runs that are sound. Absent where there is none, with the reasons."""
@@ -160,6 +202,7 @@ class MeasuredSize:
             sum(len(row["failed_loads"]) for _, row in runs),
             float(np.mean([row.get("other_cores", math.nan) for _, row in runs])),
             "; ".join(dict.fromkeys(reasons)),
+            {row["repeat"]: output_of(run) for run, row in runs},
         )
 
     def documents(self, link: str, text: str) -> list[tuple[str, int]]:
@@ -202,7 +245,7 @@ class MeasuredSize:
             raise Absent(f"the profile has no link {link}")
         trace = self._trace(link, text)
         geometry = Geometry(**record["geometry"])
-        row, slots_count = policy_of(record, policy), record["slots"][slots]["count"]
+        row, slots_count = self.policy(policy), record["slots"][slots]["count"]
         try:
             timing = Timing.of(self.profile, link, geometry, slots_count, context_tokens=self.context_tokens(link))
             found = simulate(trace, row, timing, demand=self._demand, named=self._named(row, link, text))
@@ -254,10 +297,13 @@ class MeasuredSize:
         """What the policy's predictor says of the tokens that were timed."""
         if not policy.prefetch:
             return None
+        trace = self._trace(link, text)
+        if policy.prefetch == "oracle":
+            return Said(*from_trace(trace.whole.chosen, trace.whole.chosen_scores, trace.top_k))
         if self.predictions is None:
             raise Absent(f"no predictions of {self.record['model']} here")
         rows = [range(first, first + n) for _, first, n in self.record["passages"][link][text]]
-        return Predicted(self.predictions, [self._trace(link, text)])(policy.prefetch, text).parts(rows)
+        return Predicted(self.predictions, [trace])(policy.prefetch, text).parts(rows)
 
     # ---- physical limits ---------------------------------------------------------------------------------------------
     def bandwidth_bytes_per_s(self, link: str) -> float:

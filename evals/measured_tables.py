@@ -1,7 +1,8 @@
 """The tables of measured hosts, checked: measured.csv, its documents, and how far engine and simulator agree.
 
 A row of measured.csv is one (host, link, model, size, policy, slots, text or `all`, instrument); `engine` is measured,
-`simulator` modelled. All three may be without rows: then no host was measured. workflow/scripts/tabulate_measured.py
+`simulator` modelled. What knows the future has rows of the simulator alone. All three may be without rows: then no host
+was measured. workflow/scripts/tabulate_measured.py
 writes them.
 """
 
@@ -12,12 +13,14 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from evals.checked_tables import read_words, refuse, to_flags, to_numbers
+from evals.checked_tables import add_columns, read_words, refuse, to_flags, to_numbers
 from evals.figures import COLOURS, POOLED
 
 ENGINE, SIMULATOR = "engine", "simulator"
 KEY = ("host", "link", "model", "size", "policy", "slots", "text", "instrument")
-CELL = ("policy", "miss_rule", "eviction", "beta", "lossless", "slots", "slots_percent", "slots_count", "experts")
+PREFETCH = ("prefetch", "schedule")  # a table may be older than these columns
+CELL = ("policy", "miss_rule", "eviction", "beta", *PREFETCH, "lossless")
+CELL += ("slots", "slots_percent", "slots_count", "experts")
 MACHINE = ("host", "fingerprint", "host_status", "profile_quick", "link", "link_kind", "link_status")
 TIMES = ("token_s_mean", "token_s_median", "token_s_p95", "token_s_lowest_repeat", "token_s_highest_repeat")
 TIMES += ("first_token_s", "compute_s_mean", "stall_s_mean", "stall_share", "bytes_per_token")
@@ -32,7 +35,7 @@ COLUMNS = (*MODEL, *CELL, *MACHINE, "text", "topic", "instrument", *COUNTS, *TIM
 COLUMNS += ("other_cores", "null_s", "level", "status", "reason")
 DOCUMENT_COLUMNS = ("model", "size", "rehearsal", "host", "fingerprint", "link", "link_status", "policy", "lossless")
 DOCUMENT_COLUMNS += ("slots", "slots_percent", "text", "topic", "document", "tokens", "timed_tokens", "time_s")
-DOCUMENT_COLUMNS += ("loss_nats", "lossy_without_effect", "background_inert")
+DOCUMENT_COLUMNS += ("loss_nats", "lossy_without_effect", "background_inert", "compared", "identical")
 BOUNDS = ("stall_s", "link_bound_s", "stall_over_link", "token_bound_s", "token_over_bound")
 RATIOS = ("median_ratio", "p95_ratio")  # simulator over engine
 ERROR_COLUMNS = ("model", "size", "host", "profile_quick", "link", "link_status", "slots", "policy", "tokens")
@@ -43,13 +46,16 @@ NEEDED = (*TIMES[:3], "compute_s_mean", "stall_s_mean", "tokens", "repeats")
 
 
 def read_measured(path: str | Path | None) -> pd.DataFrame:
-    """measured.csv: flags as booleans, absent numbers NaN; `label` is the model with its size. Empty without a path.
+    """measured.csv: flags as booleans, absent numbers NaN; `label` is the model with its size, `prefetch` and
+    `schedule` are empty where nothing is prefetched. Empty without a path.
 
     UserError: not there, no table, a missing column, a cell that is no number, an `ok` row without a time, rows twice.
     """
     if path is None:
         return pd.DataFrame(columns=[*COLUMNS, "label", "effect"])
-    table = read_words(path, COLUMNS, "the table of measured hosts", rows=False)
+    needed = [name for name in COLUMNS if name not in PREFETCH]
+    table = read_words(path, needed, "the table of measured hosts", rows=False)
+    add_columns(table, PREFETCH)
     ok = table["status"] == "ok"
     for instrument, statuses in STATUSES.items():
         wrong = (table["instrument"] == instrument) & ~table["status"].isin(statuses)
@@ -70,7 +76,10 @@ def read_measured(path: str | Path | None) -> pd.DataFrame:
 
 
 def read_documents(path: str | Path | None) -> pd.DataFrame:
-    """Seconds and losses of every document, by the engine. Empty without a path. UserError as of `read_measured`."""
+    """Seconds and losses of every document, by the engine. Empty without a path. UserError as of `read_measured`.
+
+    identical: of `compared` tokens, all repeats that the baseline has too, those that came to the same bit by bit.
+    """
     if path is None:
         return pd.DataFrame(columns=list(DOCUMENT_COLUMNS))
     table = read_words(path, DOCUMENT_COLUMNS, "the documents of measured hosts", rows=False)
@@ -80,6 +89,8 @@ def read_documents(path: str | Path | None) -> pd.DataFrame:
         to_flags(path, table, name)
     for name in ("tokens", "timed_tokens", "time_s", "slots_percent"):
         to_numbers(path, table, name, needed=True, low=1e-12)
+    for name in ("compared", "identical"):
+        to_numbers(path, table, name, needed=True, low=0)
     to_numbers(path, table, "loss_nats", needed=False)
     return table
 

@@ -106,6 +106,8 @@ def recall(own: pd.DataFrame, top_k: int, options: dict) -> dict:
     """Columns of one predictor; own: COUNTS by (text, topic, document)."""
     total = own.sum()
     chosen, missed = top_k * total["events"], max(total["missed"], 1)
+    with_misses = own[own["missed"] > 0]
+    of_missed = _interval(with_misses["found_missed"], with_misses, options, "missed") if len(with_misses) else None
     return {
         "documents": len(own),
         "events": int(total["events"]),
@@ -113,7 +115,7 @@ def recall(own: pd.DataFrame, top_k: int, options: dict) -> dict:
         "recall_names": total["found_names"] / chosen,
         "exact": total["exact"] / total["events"],
         "missed": int(total["missed"]),
-        "recall_missed": total["found_missed"] / missed,
+        **_ends("recall_missed", of_missed),
         "recall_missed_names": total["found_missed_names"] / missed,
     }
 
@@ -126,9 +128,12 @@ def difference(own: pd.DataFrame, replayed: pd.DataFrame | None, top_k: int, opt
     return _ends("over_replay", found) | {"detectable": found.detectable, "p_value": found.p_value}
 
 
-def _interval(found: pd.Series, own: pd.DataFrame, options: dict) -> Interval:
-    return paired_difference(found, own["events"], own.index.get_level_values("topic"), **options)
+def _interval(found: pd.Series, own: pd.DataFrame, options: dict, among: str = "events") -> Interval:
+    """Of the sum of `found` over that of the column `among`."""
+    return paired_difference(found, own[among], own.index.get_level_values("topic"), **options)
 
 
-def _ends(name: str, found: Interval) -> dict[str, float | None]:
+def _ends(name: str, found: Interval | None) -> dict[str, float | None]:
+    if found is None:
+        return dict.fromkeys((name, f"{name}_low", f"{name}_high"))
     return {name: found.estimate, f"{name}_low": found.low, f"{name}_high": found.high}

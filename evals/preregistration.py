@@ -23,6 +23,7 @@ from engine.schema import check_schema
 
 SCHEMA = Path(__file__).parent.parent / "workflow" / "schemas" / "preregistration.schema.json"
 TIMED = "token_time_change"  # the measure that needs a host and a link
+COUNTED = "parameters"  # the one that needs sizes
 
 
 @dataclass(frozen=True)
@@ -51,11 +52,15 @@ class Part:
     link: str | None = None
     within: str | None = None
     not_run: str | None = None
+    sizes: dict[str, int] | None = None  # of a model that is counted: layers, width, experts, rank
 
 
 @dataclass(frozen=True)
 class Row:
-    """One claim. paper: number, instrument, status, known. not_run: why nothing can fill it now, or None."""
+    """One claim. paper: number, instrument, status, known. not_run: why nothing can fill it now, or None.
+
+    every_host: its parts stand on each measured host (evals/ledger_engine.py).
+    """
 
     id: str
     source: str
@@ -64,6 +69,7 @@ class Row:
     rule: str
     parts: tuple[Part, ...]
     not_run: str | None = None
+    every_host: bool = False
 
 
 @dataclass(frozen=True)
@@ -128,7 +134,8 @@ def _row(row: dict, texts: tuple[str, ...], measures: dict[str, Measure], where:
         raise error(f"{where}: no part of role primary", "at least one that decides", "name it")
     words = {name: _line(row[name]) for name in ("source", "claim", "rule")}
     paper = {name: _line(said) for name, said in row["paper"].items()}
-    return Row(id=row["id"], **words, paper=paper, parts=parts, not_run=_line(row.get("not_run")))
+    every_host, not_run = row.get("hosts") == "every", _line(row.get("not_run"))
+    return Row(id=row["id"], **words, paper=paper, parts=parts, not_run=not_run, every_host=every_host)
 
 
 def _part(part: dict, texts: tuple[str, ...], measures: dict[str, Measure], where: str) -> Part:
@@ -140,7 +147,10 @@ def _part(part: dict, texts: tuple[str, ...], measures: dict[str, Measure], wher
         raise error(f"{where}: region {low:g} to {high:g}", "two ordered ends, at least one finite", "mend the region")
     if part["measure"] == TIMED and not {"host", "link"} <= set(part):
         raise error(f"{where}: no host or no link", f"both, as {TIMED} is a time", "name them")
-    optional = {name: part.get(name) for name in ("host", "link")}
+    if (part["measure"] == COUNTED) != ("sizes" in part):
+        found = "sizes" if "sizes" in part else "no sizes"
+        raise error(f"{where}: {found}", f"sizes of {COUNTED} alone", "mend the part")
+    optional = {name: part.get(name) for name in ("host", "link", "sizes")}
     optional |= {name: _line(part.get(name)) for name in ("within", "not_run")}
     same = {name: part[name] for name in ("id", "role", "measure", "of", "against", "instrument", "direction")}
     own_texts = tuple(part.get("texts", texts))

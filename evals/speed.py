@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pandas as pd
 
-from evals.checked_tables import add_columns, read_words, refuse, to_numbers
+from evals.checked_tables import add_columns, read_words, refuse, to_flags, to_numbers
 
 WORDS = ("model", "policy", "slots", "host", "host_status", "link", "link_status", "text", "status", "reason")
 NUMBERS = ("tokens", "token_s_mean", "speedup", "speedup_low", "speedup_high")
 LOSS = ("delta_percent", "delta_percent_low", "delta_percent_high")  # of the decisions that were timed; may be empty
+OF_POLICY = ("eviction", "prefetch", "lossless")  # a table may be without them
 NEEDED = ("tokens", "token_s_mean")  # of a row with status ok
 KEY = ["model", "policy", "slots", "host", "link", "text"]
 DOCUMENT_WORDS, DOCUMENT_NUMBERS = (*KEY, "document"), ("tokens", "time_s")
@@ -23,7 +24,7 @@ SMALLEST = 1e-12  # no time, and no ratio of times, is zero
 
 
 def read_speed(path: str | Path | None) -> pd.DataFrame:
-    """The table; empty, with its columns, where no path is given.
+    """The table; empty, with its columns, where no path is given. `prefetch` is empty where nothing is prefetched.
 
     UserError: not there, no table, a missing column, a cell that is no number, an `ok` row without a time, rows twice.
     """
@@ -31,7 +32,8 @@ def read_speed(path: str | Path | None) -> pd.DataFrame:
     ok = table["status"] == "ok"
     refuse(path, table, ~table["status"].isin(["ok", "failed"]), "status", "ok or failed")
     refuse(path, table, table.duplicated(KEY), "text", "one row a (model, policy, slots, host, link, text)")
-    add_columns(table, LOSS)
+    add_columns(table, (*LOSS, *OF_POLICY))
+    to_flags(path, table, "lossless")
     for name in LOSS:
         to_numbers(path, table, name, needed=False)
     for name in NUMBERS:

@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from engine.policies import BASELINE
-from evals.figures import POOLED, REHEARSAL, model_title, slots_title
+from evals.figures import POOLED, REHEARSAL, clairvoyant, model_title, slots_title
 
 PRIMARY_PERCENT = 25.0  # of a layer's experts; the nearest budget of the table is taken
 NAMED_GAPS = 6  # cells without a result that a caption names one by one
@@ -59,6 +59,15 @@ def grid(table: pd.DataFrame) -> tuple[int, int]:
     models, machines = table["model"].nunique(), len(table.drop_duplicates(["host", "link"]))
     wide = models if models > 1 else min(2, machines)
     return -(-models * machines // wide), wide
+
+
+def compared(table: pd.DataFrame) -> pd.DataFrame:
+    """Rows for figures that compare whole policies: of those that prefetch SpecPrefetch, in pieces, and the bound.
+
+    Other predictors and schedules stand in the figure of prefetching alone (plot_prefetch.py).
+    """
+    spec = (table["prefetch"] == "spec_prefetch") & (table["schedule"] == "pieces")
+    return table[(table["prefetch"] == "") | spec | clairvoyant(table)]
 
 
 # ---- one budget ------------------------------------------------------------------------------------------------------
@@ -151,6 +160,30 @@ def delays(table: pd.DataFrame) -> str:
     low, high = found.min(), found.max()
     reach = f"{low:g}" if low == high else f"{low:g} to {high:g}"
     return f" Loss under background loads: with a delay (in tokens) of {reach}."
+
+
+def bounds(table: pd.DataFrame) -> str:
+    """What knows the future, by name and by the part that it bounds."""
+    found = table[clairvoyant(table)].drop_duplicates("policy")
+    named = [
+        f"{row['policy']} (the fewest misses that fetching every miss allows)"
+        if row["eviction"] == "belady"
+        else f"{row['policy']} (perfect prediction, by the same scheduler over the same link)"
+        for row in found.to_dict("records")
+    ]
+    return ", ".join(named) or "none in this table"
+
+
+def scored_ahead(table: pd.DataFrame) -> str:
+    """On how many tokens the loss of policies that prefetch was taken."""
+    lossy = with_result(table[(table["text"] == POOLED) & (table["prefetch"] != "") & ~table["lossless"]])
+    lossy = lossy.dropna(subset=["loss_tokens"])
+    if lossy.empty:
+        return ""
+    low, high = lossy["loss_tokens"].min(), lossy["loss_tokens"].max()
+    tokens = f"{high:,.0f}" if low == high else f"{low:,.0f} to {high:,.0f}"
+    names = ", ".join(lossy["policy"].unique())
+    return f" Loss of {names}: of the very decisions that were timed, on {tokens} tokens, the first of every document."
 
 
 def gaps(table: pd.DataFrame) -> str:

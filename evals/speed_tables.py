@@ -11,16 +11,18 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from engine.policies import MOVING
+from engine.policies import MOVING, PREFETCH, SCHEDULES
 from evals.checked_tables import add_columns, need_columns, read_words, refuse, to_flags, to_numbers
 from evals.figures import COLOURS, LOSS, MARKERS, POOLED, SIZES
 
 LOSS_INTERVAL, SPEEDUP = LOSS[:3], ("speedup", "speedup_low", "speedup_high")
 KEY = ["model", "policy", "slots", "host", "link", "text"]
 WORDS = (*KEY, "miss_rule", "eviction", "host_status", "link_kind", "link_status", "instrument", "status")
-OPTIONAL_WORDS = ("reason", "dtype")
+OPTIONAL_WORDS = ("reason", "dtype", "prefetch", "schedule")  # a table may be older than a column
 TIMES = ("token_s_mean", "token_s_p95", "compute_s_mean", "stall_s_mean")  # of every row with a result
-NOT_ALWAYS = ("limit_token_s", "documents", "expert_bytes", "delay_tokens", "level")
+AHEAD = ("prefetched_per_token", "taken_per_token")  # records, of policies that prefetch
+NOT_ALWAYS = ("limit_token_s", "documents", "expert_bytes", "delay_tokens", "loss_tokens", "level", *AHEAD)
+SLACK = 1e-6  # numbers are written with eight digits
 KNOWN = {
     "miss_rule": COLOURS,
     "instrument": MARKERS,
@@ -28,12 +30,14 @@ KNOWN = {
     "link_kind": ("disk", "memory", "pcie"),
     "link_status": ("measured", "throttled", "modelled"),
     "status": ("ok", "failed"),
+    "prefetch": ("", *PREFETCH),
+    "schedule": ("", *SCHEDULES),
 }
 
 
 def read_speed(path: str | Path) -> pd.DataFrame:
     """speed.csv: flags as booleans, absent numbers NaN; exact policies lose 0; column `effect` is False where a lossy
-    policy changed nothing.
+    policy changed nothing; `prefetch` and `schedule` are empty where nothing is prefetched.
 
     UserError: not there, not a table, no rows, a missing column, a cell that is no number, an `ok` row without a time,
     an interval that does not hold its estimate.
@@ -54,6 +58,10 @@ def read_speed(path: str | Path) -> pd.DataFrame:
         low = -np.inf if name in LOSS_INTERVAL else 0.0
         needed = ok & (name in (*TIMES, "tokens")) | (name in SIZES)
         to_numbers(path, table, name, needed=needed, low=low)
+    one_alone = (table["prefetch"] == "") != (table["schedule"] == "")
+    refuse(path, table, one_alone, "schedule", "one where something is prefetched, else none")
+    taken, brought = (table[name] for name in AHEAD[::-1])
+    refuse(path, table, taken > brought * (1 + SLACK), AHEAD[1], f"at most what was brought, column {AHEAD[0]}")
     _refuse_interval(path, table, SPEEDUP)
     _refuse_interval(path, table, LOSS_INTERVAL)
     table["lossless"] |= table["miss_rule"] == "fetch"  # cells without a result have no flags
@@ -64,7 +72,7 @@ def read_speed(path: str | Path) -> pd.DataFrame:
 
 def _refuse_interval(path: str | Path, table: pd.DataFrame, columns: tuple[str, ...]) -> None:
     estimate, low, high = (table[name] for name in columns)
-    slack = 1e-6 * (1 + estimate.abs())  # numbers are written with eight digits
+    slack = SLACK * (1 + estimate.abs())
     refuse(path, table, low > estimate + slack, columns[1], f"at most the estimate, column {columns[0]}")
     refuse(path, table, high < estimate - slack, columns[2], f"at least the estimate, column {columns[0]}")
 

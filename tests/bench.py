@@ -418,7 +418,7 @@ def main() -> None:
 
 
 def _engine(folder: Path, threads: int, repeats: int) -> dict:
-    from tests.bench_engine import bench_memory, bench_resident, make_stores
+    from tests.bench_engine import bench_memory, bench_predictor, bench_resident, make_stores
 
     found = {}
     for size, store in make_stores(folder).items():
@@ -428,6 +428,7 @@ def _engine(folder: Path, threads: int, repeats: int) -> dict:
             found[size] = {
                 "resident": bench_resident(size, store, threads, repeats),
                 "memory": bench_memory(size, store),
+                "predictor": bench_predictor(size, store, threads, repeats),
             }
     return found
 

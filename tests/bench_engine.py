@@ -4,6 +4,8 @@
    same weights. Why it matters: what the engine costs where nothing has to move; 1.10 is the most that is allowed.
 7. memory: peak resident memory of `generate` in a process of its own, above what imports take, beside non-expert
    weights + slots + 300 MB. Why it matters: a model ten times larger than that must run.
+8. predictor: what naming 16 experts of the next two layers takes before a layer's experts are computed, over the rest
+   of that layer. Why it matters: prefetching gains nothing that predicting loses; 0.03 is the most that is allowed.
 
 Called by tests/bench.py, which gives the folder; the inflated model takes 13 GB of disk there and 6.5 GB of RAM.
 """
@@ -28,6 +30,7 @@ from engine.inflate import inflate
 from engine.offload_model import OpenModel
 from engine.pack import pack
 from engine.policies import load_policies
+from engine.predictors import of_arrays, pairs
 from engine.residency import Demand
 from engine.skeleton import load_skeleton
 from engine.store import read_manifest
@@ -98,6 +101,40 @@ def _stock_token_s(model, ids: list[int]) -> float:
         found.append(time.perf_counter() - began)
         cache = output.past_key_values
     return float(np.median(found[1:]))
+
+
+@torch.inference_mode()
+def bench_predictor(size: str, store: Path, threads: int, repeats: int) -> dict:
+    """In the engine with S = E, at every event of a decoded text: an adapter of rank 64 with made-up numbers."""
+    torch.set_num_threads(threads)
+    dtype = read_manifest(store).layout.dtype
+    ids = [0, *np.random.default_rng(0).integers(1, 4000, TOKENS).tolist()]
+    with OpenModel(store, dtype) as opened:
+        experts, layers = opened.attachment.experts, len(opened.attachment.layers)
+        engine = opened.engine(slots=experts, demand=Demand(np.ones((layers, experts), np.int64), 1))
+        engine.use(load_policies(ROOT / "config/policies.tsv")["fetch_lfu_decay"])
+        width, number = opened.model.config.hidden_size, len(pairs(layers))
+        arrays = {"A": torch.randn(number, 64, width) / width, "B": torch.randn(number, experts, 64)}
+        predictor = of_arrays("spec_prefetch", opened.attachment, arrays)
+        inner, spent = opened.attachment.handler, []
+
+        def handler(call):
+            began = time.perf_counter()
+            predictor.names(call.layer, call.router_input, 16)
+            spent.append(time.perf_counter() - began)
+            return inner(call)
+
+        opened.attachment.handler = handler
+        token_s = np.concatenate([decode(opened.model, engine, [ids]).token_s[1:] for _ in range(repeats)])
+    by_layer = np.median(np.array(spent).reshape(-1, layers), axis=0)  # the last has nothing to predict
+    layer_s = (float(np.median(token_s)) - by_layer.sum()) / layers
+    ratio, most = float(by_layer.mean()) / layer_s, float(by_layer.max()) / layer_s
+    times = ", ".join(f"{1e6 * value:.0f}" for value in by_layer)
+    print(
+        f"predictor {size}: microseconds by layer {times}; over a layer of {1e3 * layer_s:.2f} ms {ratio:.3f} "
+        f"(0.03 allowed), at most {most:.3f}"
+    )
+    return {"us_by_layer": (1e6 * by_layer).tolist(), "layer_ms": 1e3 * layer_s, "ratio": ratio, "most": most}
 
 
 _IMPORTS = """

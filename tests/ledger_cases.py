@@ -1,4 +1,4 @@
-"""Made-up evidence for the claims of the first paper: a sweep, experiment B and forced agreement of known sizes.
+"""Made-up evidence for the claims: a sweep, experiment B, forced agreement, recall and measured hosts of known sizes.
 
 Losses are the baseline's plus a policy's effect, scaled by a factor of the document that all policies share, plus noise
 of the policy's own; masses likewise.
@@ -16,6 +16,7 @@ import pandas as pd
 from engine.policies import COLUMNS
 from evals.ledger_evidence import AGREEMENT_NUMBERS, AGREEMENT_WORDS
 from evals.ledger_groups import GROUPS, Row
+from evals.measured_tables import DOCUMENT_COLUMNS
 from evals.preregistration import load
 from evals.records import Scored
 
@@ -140,3 +141,51 @@ def lossy_masses() -> dict[str, float]:
     ids = {name_of(row): name_of(row) for row in THRESHOLDS} | {name_of(row_of(name)): name for name in NAMED}
     masses = {ids[name_of(row)]: 0.02 + 0.01 * number for number, row in enumerate(THRESHOLDS)}
     return {"substitute_all": 0.4} | masses
+
+
+# ---- prefetching -----------------------------------------------------------------------------------------------------
+LAYERS, TOP_K = 4, 10
+WEIGHTS = "unknown"  # what a record without provenance says its model's weights are
+
+
+def recall_record(
+    shares: dict[str, tuple[float, float]], noise: float = 0.01, missed: float = 0.4, spread: float = 0.05
+) -> dict:
+    """As predict_experts.py writes it. shares: by predictor, of the chosen experts named one and two layers ahead.
+
+    Documents differ by `spread`, all predictors alike, and by `noise`, each for itself; of the misses, the share
+    `missed` of the chosen, half as many are named.
+    """
+    shared = dict(zip(TOPICS, np.random.default_rng(8).normal(0, spread, (len(TOPICS), DOCUMENTS)), strict=True))
+    cells, chosen = [], TOP_K * TOKENS
+    for number, (predictor, of_horizon) in enumerate(shares.items()):
+        own = np.random.default_rng([number, 5])
+        for anchor, horizon in ((anchor, h) for anchor in range(LAYERS) for h in (1, 2) if anchor + h < LAYERS):
+            for text, topic in TOPICS.items():
+                share = of_horizon[horizon - 1] + shared[text] + own.normal(0, noise, DOCUMENTS)
+                found = np.rint(chosen * np.clip(share, 0, 1)).astype(int)
+                misses = np.full(DOCUMENTS, round(missed * chosen))
+                cell = {"predictor": predictor, "anchor": anchor, "horizon": horizon, "text": text, "topic": topic}
+                cell |= {"events": [TOKENS] * DOCUMENTS, "found": found.tolist(), "missed": misses.tolist()}
+                cells.append(cell | {"found_missed": np.rint(misses * found / chosen / 2).astype(int).tolist()})
+    record = {"model": "reference", "provenance": {"model_hash": WEIGHTS}, "top_k": TOP_K, "slots": RULES.slots}
+    clusters = {text: [[f"doc{i}", TOKENS] for i in range(DOCUMENTS)] for text in TOPICS}
+    return record | {"clusters": clusters, "cells": cells}
+
+
+def measured_rows(
+    speeds: dict[str, float], host: str = "box", link: str = "disk", noise: float = 0.002, **changes
+) -> pd.DataFrame:
+    """Documents of a measured host as tabulate_measured.py writes them, all exact, by policy how many times faster."""
+    rows = []
+    for number, (policy, faster) in enumerate({RULES.baseline: 1.0, **speeds}.items()):
+        rng = np.random.default_rng([number, *host.encode(), *link.encode()])
+        for text, topic, i in ((text, topic, i) for text, topic in TOPICS.items() for i in range(4)):
+            row = dict.fromkeys(DOCUMENT_COLUMNS, "") | {"model": "reference", "size": "1024x1024", "rehearsal": True}
+            row |= {"host": host, "fingerprint": host, "link": link, "policy": policy, "lossless": True}
+            row |= {"link_status": "throttled" if link == "sdcard" else "measured", "slots": RULES.slots}
+            row |= {"slots_percent": 25.0, "text": text, "topic": topic, "document": f"doc{i}", "tokens": 8}
+            row |= {"timed_tokens": 7, "time_s": 7 / faster * (1 + rng.normal(0, noise)), "loss_nats": 24.0}
+            row |= {"lossy_without_effect": False, "background_inert": False, "compared": 16, "identical": 16}
+            rows.append(row | changes)
+    return pd.DataFrame(rows)

@@ -10,12 +10,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from engine import kernels
 from engine.errors import UserError
 from engine.hook import attach, stock_handler
 from engine.inflate import inflate
 from engine.predictors import (
     PREDICTORS,
     TRAINED,
+    chances,
     load_predictor,
     make_predictor,
     multiply_adds,
@@ -128,6 +130,42 @@ def test_law_one_token_and_many_say_the_same(kind, attached):
     for layer in range(LAYERS):
         alone = torch.cat([predictor.predict(layer, x[t : t + 1]) for t in range(7)])
         assert torch.allclose(alone, predictor.predict(layer, x), atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("number", [3, E, E + 2])
+@pytest.mark.parametrize("family", ["deepseek_v3", "gpt_oss", "qwen3_moe"])  # sigmoid, with a bias, without
+@pytest.mark.parametrize("kind", sorted(set(PREDICTORS) - {"oracle", "random"}))
+def test_law_names_of_a_decoded_token_are_those_of_its_probabilities(kind, family, number, dtype, tiny_moe):
+    with attach(tiny_moe(family, num_hidden_layers=LAYERS).to(dtype)) as attachment:
+        predictor = of_arrays(kind, attachment, made_up(kind) if kind in TRAINED else None)
+        for layer in range(LAYERS):
+            predictor.observe(layer, np.arange(K)[None])
+        x = (3 * torch.randn(6, D, generator=torch.Generator().manual_seed(11))).to(dtype)
+        for layer, token in np.ndindex(LAYERS, len(x)):
+            claims = predictor.predict(layer, x[token : token + 1])[0].numpy()
+            said = predictor.names(layer, x[token : token + 1], number)
+            ids, wanted = names(claims, number, K)
+            near = {"atol": 0.15 if dtype == torch.bfloat16 else 1e-4}  # fourth powers
+            assert [array.dtype for array in said] == [np.int32, np.float64] and said[0].shape == (2, number)
+            np.testing.assert_allclose(said[1], wanted, **near)
+            own = np.where(said[0] >= 0, np.take_along_axis(claims, np.maximum(said[0], 0), -1), 0)
+            np.testing.assert_allclose(chances(own, K), said[1], **near)
+            assert np.array_equal(said[0] < 0, ids < 0)
+            assert all(len({*row} - {-1}) == (row >= 0).sum() for row in said[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_golden_compiled_names_fall_and_ties_go_to_the_lower_id(dtype):
+    """Rows of one target: 2, 5, 5, 1, 5; of the other: the bias alone decides."""
+    weight = torch.tensor([[2.0, 0], [5, 0], [5, 0], [1, 0], [5, 0], *[[0, 0]] * 5]).to(dtype)
+    bias = np.array([0] * 5 + [0, 0, 3, 0, 4], np.float32)
+    ids, claims = np.full((3, 4), -1, np.int32), np.zeros((3, 4))
+    kernels.foretell(weight, torch.tensor([[1.0, 7.0]]).to(dtype), bias, 5, ids, claims)
+    assert ids.tolist() == [[1, 2, 4, 0], [4, 2, 0, 1], [-1] * 4]
+    odds = np.exp([[5, 5, 5, 2], [4, 3, 0, 0]])
+    np.testing.assert_allclose(claims[:2], odds / (odds.sum(-1) + np.exp([1, 0]))[:, None], rtol=1e-6)
+    assert (claims[2] == 0).all()
 
 
 @pytest.mark.parametrize("kind", ["gate_replay", "mlp", "spec_prefetch"])
@@ -309,3 +347,22 @@ def test_a_router_without_exactly_one_product_is_refused_by_name(change, attache
 def test_many_tokens_of_markov_have_no_order_in_decoding(attached):
     with pytest.raises(UserError, match="5 tokens at once"):
         of_arrays("markov", attached(), made_up("markov")).predict(0, torch.zeros(5, D))
+
+
+# ---- chances ---------------------------------------------------------------------------------------------------------
+def test_golden_chances_are_odds_of_the_claim_over_the_first_that_is_none_of_the_k():
+    claims = np.array([[0.4, 0.2, 0.1, 0.05, 0.0]])
+    found = chances(claims, 2)  # the bar is 0.1
+    odds = np.exp(-1) * np.array([4.0, 2.0, 1.0, 0.5, 0.0]) ** 4
+    np.testing.assert_allclose(found[0], odds / (1 + odds), rtol=1e-12)
+
+
+@pytest.mark.parametrize("number", [3, 8, 20])
+def test_law_chances_keep_the_order_and_zero(number):
+    rng = np.random.default_rng(number)
+    p = rng.dirichlet(np.full(16, 0.3), size=50).astype(np.float32)
+    p[7] = 0
+    ids, plain = names(p, number)
+    same, found = names(p, number, 4)
+    assert (ids == same).all() and (np.diff(found, axis=-1) <= 0).all()
+    assert ((0 <= found) & (found <= 1)).all() and ((found == 0) == (plain == 0)).all()

@@ -26,7 +26,7 @@ from engine.log import count
 from engine.offload_engine import Engine
 from engine.pack import pack
 from engine.policies import SCHEDULES, load_policies
-from engine.predictors import PREDICTORS, make_predictor, of_arrays
+from engine.predictors import PREDICTORS, make_predictor, names, of_arrays
 from engine.predictors import pairs as pairs_of
 from engine.recheck import Recheck
 from engine.residency import Demand
@@ -84,6 +84,10 @@ class Said:
         for h in range(min(self.horizons, self.layers - 1 - layer)):
             found[0, h] = self.claims(self.token, layer + 1 + h)
         return torch.from_numpy(found)
+
+    def names(self, layer: int, x: torch.Tensor, number: int):
+        ids, claims = names(self.predict(layer, x), number)
+        return ids[0], claims[0]
 
     def observe(self, layer, chosen): ...
 

@@ -87,6 +87,15 @@ def test_golden_a_row_goes_to_the_higher_claim_and_never_to_a_lower():
     assert set(holds(entries)) == {(2, 7), (2, 8)}
 
 
+def test_golden_what_costs_the_compute_beside_it_more_than_it_is_expected_to_save_is_left_out():
+    entries = new_entries(R)
+    ids, claims = named([5, 6, 7])  # claims 1, 1/2, 1/3
+    plan(experts(), 0, ids, claims, window((99.0,))._replace(saved_s=1.0, cost_s=0.4), entries)
+    assert set(holds(entries)) == {(1, 5), (1, 6)}
+    plan(experts(), 0, ids, claims, window((99.0,), bounded=False)._replace(saved_s=1.0, cost_s=0.4), entries)
+    assert set(holds(entries)) == {(1, 5), (1, 6), (1, 7)}  # `always` asks for nothing of the kind
+
+
 def test_nothing_is_planned_beyond_the_last_layer_or_beyond_what_is_named():
     entries = new_entries(R)
     plan(experts(), L - 1, *named([1, 2], [3]), window(), entries)

@@ -129,6 +129,7 @@ def timed(hosts=HOSTS, models=("reference",), noise: float = 0.002, **changes) -
                 row |= {"slots": RULES.slots, "slots_percent": 25.0, "text": text, "topic": topic, "document": f"d{i}"}
                 row |= {"tokens": 8, "timed_tokens": 7, "time_s": 7 / times * (1 + rng.normal(0, noise))}
                 row |= {"loss_nats": 24.0 + effect, "lossy_without_effect": False, "background_inert": False}
+                row |= {"compared": 16, "identical": 16 if policy == RULES.baseline else 3}
                 rows.append(row | changes)
     return pd.DataFrame(rows)
 
@@ -225,7 +226,7 @@ def test_the_inflated_size_decides_where_it_was_measured(tmp_path):
     assert conclude(list(verdicts("P1.7", RUN, lifted(own), own).values()))[0] == REFUTED
 
 
-@pytest.mark.parametrize("row", ["P1.8", "P1.9", "P2.4", "P2.5"])
+@pytest.mark.parametrize("row", ["P1.8", "P1.9", "P2.3", "P2.4", "P2.5"])
 def test_other_claims_are_not_lifted_by_measured_hosts(row, tmp_path):
     speed = measured_speed(timed(), tmp_path / "d.csv")
     assert lift(RULES.rows[row], speed.measured) is RULES.rows[row]
@@ -494,7 +495,9 @@ def test_what_the_rows_say_of_policies_models_and_texts_exists():
     policies = load_policies(PATH.parent / "policies.tsv")
     for row in RULES.rows.values():
         if not row.not_run:
-            named = {name for p in row.parts for name in (p.of, p.against) if name and "correl" not in p.measure}
+            named = {(p.measure, name) for p in row.parts for name in (p.of, p.against) if name}
+            assert {name for measure, name in named if measure in OF_PREDICTORS} <= {"gate_replay", *TRAINED}
+            named = {name for measure, name in named if "correl" not in measure and measure not in OF_PREDICTORS}
             assert {n for n in named if not n.startswith(("few_heavy", "many_light", "corr"))} <= set(policies)
     assert all(row_of(text)["role"] == "test" for text in RULES.texts) and RULES.baseline in policies
     hosts = {part.host for row in RULES.rows.values() for part in row.parts if part.host}
@@ -516,7 +519,9 @@ def put(path: str, value: object) -> dict:
 
 
 DELETE = object()
+OF_PREDICTORS, TRAINED = ("parameters", "recall", "recall_difference"), ("mlp", "spec_prefetch")
 PART = "rows.0.parts.0"
+SIZES = {"layers": 11, "width": 1280, "experts": 64, "rank": 64}
 WRONG = {
     "an unknown key": ("model", ["a"], ["has a key 'model'", "did you mean 'models'?"]),
     "an unknown key of a part": (f"{PART}.regions", {}, ["rows.0.parts.0 has a key 'regions'", "mean 'region'?"]),
@@ -532,6 +537,10 @@ WRONG = {
     "a part twice": ("rows.0.parts.1.id", "rule_015_loss", ["row P1.1a: parts: id 'rule_015_loss' a second time"]),
     "nothing that decides": ("rows.2.parts.0.role", "reported", ["row P1.2: no part of role primary"]),
     "a time without a host": (f"{PART}.measure", "token_time_change", ["no host or no link"]),
+    "a count without sizes": (f"{PART}.measure", "parameters", ["no sizes", "sizes of parameters alone"]),
+    "sizes of what is not counted": (f"{PART}.sizes", SIZES, ["rule_015_loss: sizes;"]),
+    "a size that is none": (f"{PART}.sizes", SIZES | {"rank": 0}, ["sizes.rank is 0"]),
+    "hosts by name": ("rows.0.hosts", "box", ['rows.0.hosts is "box"']),
 }  # fmt: skip
 
 
@@ -554,8 +563,9 @@ def test_a_file_that_is_no_preregistration_is_refused(tmp_path, content):
 
 
 def test_a_measure_nothing_computes_is_an_error_unless_declared():
-    row = replace(RULES.rows["P2.1"], not_run=None)
-    with pytest.raises(UserError, match="nothing computes measure 'recall'"):
+    row = replace(RULES.rows["P1.9"], not_run=None)
+    row = replace(row, parts=(replace(row.parts[0], instrument="emulator"),))
+    with pytest.raises(UserError, match="nothing computes measure 'speedup'"):
         find_row(row, ONE, gather({"reference": pair(0, 0)}))
 
 

@@ -218,8 +218,16 @@ def test_golden_rows_of_a_made_up_record():
     assert row["recall_low"] < row["recall"] < row["recall_high"]
     assert row["over_replay_low"] == row["over_replay_high"] == pytest.approx(0.1)  # the same in every document
     assert (replay["over_replay"], replay["over_replay_low"]) == (0, 0)
-    assert row["recall_names"] == pytest.approx(0.75) and row["recall_missed"] == pytest.approx(0.25)
+    assert row["recall_names"] == pytest.approx(0.75)
+    assert row["recall_missed"] == row["recall_missed_low"] == row["recall_missed_high"] == pytest.approx(0.25)
     assert row["parameters"] == 5 and row["rehearsal"] and row["level"] == 0.95
+
+
+def test_where_nothing_missed_there_is_no_recall_of_what_did():
+    record = made_up_record(0.2)
+    for cell in record["cells"]:
+        cell["missed"] = cell["found_missed"] = [0] * 6
+    assert all(row["missed"] == 0 and row["recall_missed"] is None for row in recall_rows(record, OPTIONS))
 
 
 def test_a_table_without_gate_replay_has_no_difference():

@@ -79,7 +79,9 @@ def test_whole_numbers_written_as_floats_reached_argparse(configuration):
     configuration["statistics"]["replicates"] = 199.0
     configuration["sweep"]["tokens"], configuration["experiment_b"]["tokens"] = 9.0, 7.0
     configuration["tasks"] |= {"problems": 4.0, "new_tokens": 8.0}
+    configuration["predictors"] |= {"rank": 4.0, "names": 9.0}
     found = check(configuration)
+    assert repr((found.predictors.rank, found.predictors.names)) == "(4, 9)"
     assert repr((found.tasks.problems, found.tasks.new_tokens)) == "(4, 8)"
     numbers = (found.context_tokens, found.delay_tokens, found.documents, found.threads, found.statistics["replicates"])
     numbers += (found.sweep.tokens, found.experiment_b.tokens)
@@ -168,6 +170,9 @@ WRONG = {
         "tasks.generate", [BASELINE, "fetch_belady"], ["tasks.generate names 'fetch_belady'", "no future"]
     ),
     "yes as code that may run": ("tasks.run_code", "yes", ["tasks.run_code is \"yes\""]),
+    "an adapter of no rank": ("predictors.rank", 0, ["predictors.rank is 0", "a number from 1"]),
+    "a rate of nothing": ("predictors.learning_rate", 0, ["predictors.learning_rate is 0", "a number above 0"]),
+    "no names": ("predictors.names", 0, ["predictors.names is 0", "a number from 1"]),
     "one measured token": ("measure.links.disk.tokens", 1, ["measure.links.disk.tokens is 1", "a number from 2"]),
     "nothing": ("texts", None, ["texts is null", "keys with values"]),
 }  # fmt: skip

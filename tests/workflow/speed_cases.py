@@ -24,6 +24,18 @@ LOSS = {  # in percent, by slots
     "quality_first": (15.9, 9.4, 3.5),
     "speed_first": (20.1, 11.7, 4.2),
 }
+AHEAD = {  # records that are prefetched a token where the link allows, and the share of them that is taken
+    "gate_replay": (2.6, 0.8),
+    "markov": (1.2, 0.4),
+    "mlp": (2.8, 0.85),
+    "prefetch_oracle": (4.5, 1.0),
+    "spec_always": (9.0, 0.2),
+    "spec_prefetch": (2.9, 0.86),
+    "spec_window": (1.4, 0.8),
+    "quality_first_prefetch": (2.0, 0.4),
+    "speed_first_prefetch": (2.0, 0.2),
+}
+AHEAD_SLOTS = "s25"
 FETCHED = {"rule_015": 0.34, "first_choice": 0.17, "quality_first": 0.31, "speed_first": 0.15, "substitute_all": 0.0}
 # host, its status, link, kind, status, compute (s), bandwidth and limit (bytes/s)
 LOCAL_DISK = ("local", "measured", "disk", "disk", "measured", 0.020, 1.6e9, 2.0e9)
@@ -42,15 +54,20 @@ def speed_table(
     *,
     failed: tuple | None = FAILED,
     without_baseline: str | None = None,  # a host whose baseline failed
+    prefetch: bool = True,  # False: a table as it was before anything was prefetched
 ) -> pd.DataFrame:
+    sheets = [(load_policies(ROOT / "config" / "policies.tsv"), tuple(SLOTS))]
+    if prefetch:
+        sheets.append((load_policies(ROOT / "config" / "prefetch.tsv"), (AHEAD_SLOTS,)))
+    policies = [(policy, slots) for sheet, budgets in sheets for policy in sheet.values() for slots in budgets]
     rows = []
     for model in models:
         for machine in machines:
-            for policy in load_policies(ROOT / "config" / "policies.tsv").values():
-                for slots in SLOTS:
-                    texts = [cell(policy, slots, machine, model, text, failed) for text in (*TEXTS, POOLED)]
-                    rows += texts
+            for policy, slots in policies:
+                rows += [cell(policy, slots, machine, model, text, failed) for text in (*TEXTS, POOLED)]
     table = pd.DataFrame(rows)
+    if not prefetch:
+        table = table.drop(columns=["prefetch", "schedule", "prefetched_per_token", "taken_per_token", "loss_tokens"])
     if without_baseline:
         here = table["host"] == without_baseline
         lost = here & (table["policy"] == "fetch_lfu_decay")
@@ -71,6 +88,8 @@ def cell(policy: Policy, slots: str, machine: tuple, model: str, text: str, fail
         "miss_rule": policy.miss_rule,
         "eviction": policy.eviction,
         "beta": policy.beta,
+        "prefetch": policy.prefetch,
+        "schedule": policy.schedule,
         "slots": slots,
         "slots_percent": SLOTS[slots][0],
         "slots_count": SLOTS[slots][1],
@@ -89,17 +108,24 @@ def cell(policy: Policy, slots: str, machine: tuple, model: str, text: str, fail
         return row | {"status": "failed", "reason": "RuntimeError: the trace ends early"}
     miss = MISSES[policy.eviction][place] * (1.06 if model == "reference_b" else 1.0)
     base = MISSES["lfu_decay"][place] * (1.06 if model == "reference_b" else 1.0)
-    foreground = CALLS * miss * FETCHED.get(policy.id, 1.0) * EXPERT_BYTES
+    rule = policy.id.removesuffix("_prefetch")  # a lossy one's without prefetching
+    brought, share = AHEAD.get(policy.id, (0.0, 0.0))
+    brought *= min(1.0, bandwidth / LOCAL_DISK[6])
+    late = 3.0 * (policy.schedule == "always")  # records that a fetch waits for in vain
+    foreground = (CALLS * miss * FETCHED.get(rule, 1.0) - brought * share + late) * EXPERT_BYTES
     background = CALLS * 0.05 * EXPERT_BYTES if policy.beta else 0.0
     times = [compute_s + 0.05 * background / bandwidth, foreground / bandwidth]
     baseline_s = compute_s + CALLS * base * EXPERT_BYTES / bandwidth
     speedup = baseline_s / sum(times)
-    loss = LOSS.get(policy.id, (0.0, 0.0, 0.0))[place] * (0.93 if model == "reference_b" else 1.0)
+    loss = LOSS.get(rule, (0.0, 0.0, 0.0))[place] * (0.93 if model == "reference_b" else 1.0)
     if (model, policy.id, slots) == NO_EFFECT:
         loss = 0.0
     own = policy.id == "fetch_lfu_decay"
     return row | {
         "tokens": 64_270 if text == POOLED else 64_270 // len(TEXTS),
+        "prefetched_per_token": brought if policy.prefetch else None,
+        "taken_per_token": brought * share if policy.prefetch else None,
+        "loss_tokens": None if policy.lossless else 20_480 if policy.prefetch else 64_270,
         "documents": 83 if text == POOLED else 83 // len(TEXTS),
         "token_s_mean": sum(times),
         "token_s_median": 0.97 * sum(times),

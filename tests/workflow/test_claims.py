@@ -342,6 +342,7 @@ def measured_documents(hosts: dict[str, str]) -> pd.DataFrame:
                     row |= {"slots_percent": 25.0, "text": text, "topic": topic, "document": f"doc{i}", "tokens": 8}
                     row |= {"timed_tokens": 7, "time_s": 7 / faster * (1 + rng.normal(0, 0.002))}
                     row |= {"loss_nats": 24 + 8 * (np.log(1.01) if faster > 1 else 0) * (1 + rng.normal(0, 0.01))}
+                    row |= {"compared": 8, "identical": 8 if faster == 1.0 else 0}
                     rows.append(row | {"lossy_without_effect": False, "background_inert": False})
     return pd.DataFrame(rows)
 
@@ -372,6 +373,90 @@ def test_two_measured_hosts_fill_the_row(tmp_path):
     assert verdict(table, "P1.7") == "not run" and "reference_b" in page.split("## P1.7")[1].split("## P1.8")[0]
     parts = table[(table["id"] == "P1.7") & (table["model"] == "reference") & (table["role"] == "primary")]
     assert set(parts["host"]) == {"box", "other"} and set(parts["verdict"]) == {"supported"}
+
+
+# ---- the second paper ------------------------------------------------------------------------------------------------
+MODELS = ("reference", "reference_b")
+
+
+def write_recalls(run: Run, weights: str = "0" * 16) -> tuple:
+    """Flags of made-up recall of both models."""
+    paths = [run.folder / "results" / "predictions" / model / "recall.json" for model in MODELS]
+    record = ledger_cases.recall_record({"spec_prefetch": (0.9, 0.6), "gate_replay": (0.885, 0.58)})
+    for path, model in zip(paths, MODELS, strict=True):
+        path.parent.mkdir(parents=True)
+        own = {"model": model, "provenance": {"model_hash": weights}}
+        path.write_text(json.dumps(record | own), encoding="utf-8")
+    return "--recall", *paths
+
+
+def prefetching_host(folder: Path) -> Path:
+    """One host with both links, for both models."""
+    speeds = {"spec_prefetch": 1.08, "gate_replay": 1.05}
+    frames = [
+        ledger_cases.measured_rows(speeds, link=link, model=model) for model in MODELS for link in ("disk", "sdcard")
+    ]
+    pd.concat(frames).to_csv(folder / "hosts.csv", index=False)
+    return folder / "hosts.csv"
+
+
+@pytest.fixture(scope="module")
+def second(tmp_path_factory) -> Run:
+    run = Run(tmp_path_factory.mktemp("second"), git=True)
+    ended = run.tabulate(*write_recalls(run), "--measured-documents", prefetching_host(run.folder))
+    assert ended.code == 0, ended.err
+    return run
+
+
+def test_the_rows_of_the_second_paper_have_numbers_and_verdicts(second):
+    table = second.table()
+    assert [verdict(table, f"P2.{n}") for n in range(1, 6)] == ["supported"] * 4 + ["not run"]
+    assert verdict(table, "P2.1", "reference", "adapter_recall_horizon_2") == "not supported"
+    own = table[table["id"].isin([f"P2.{n}" for n in range(1, 5)]) & (table["role"] == "primary")]
+    assert len(own) == 2 * (2 + 4 + 2 + 2) and (own[["estimate", "low", "high"]] != "").all(axis=None)
+    sampled = own.groupby("id")["sampled"].unique().map(list).to_dict()
+    assert sampled == {"P2.1": ["documents"], "P2.2": ["shapes"], "P2.3": ["documents"], "P2.4": ["documents"]}
+    assert set(own[own["id"] == "P2.4"]["link"]) == {"disk", "sdcard"} and set(own["standing"]) == {"preregistered"}
+    assert table[table["id"].isin(["P2.1", "P2.2"]) & (table["slots"] == "s12")].empty
+
+
+def test_the_page_shows_what_was_counted_and_where(second):
+    page = second.out["claims.md"].read_text(encoding="utf-8")
+    assert "1.634 M (1.634 to 1.634; counted)" in page and "414.450 M (" in page
+    assert "identical_share: spec_prefetch against fetch_lfu_decay, box, sdcard, engine" in page
+    assert "100.000 % (100.000 to 100.000; 16 documents, 256 tokens)" in page
+    assert "nan" not in re.split(r"\W+", page) and "None" not in page
+
+
+def test_recall_is_followed_document_by_document(second):
+    points = pd.read_csv(second.out["documents.csv"])
+    own = points[(points["id"] == "P2.1") & (points["part"] == "adapter_recall") & (points["model"] == "reference")]
+    assert list(own["number"]) == list(range(1, 33)) and own["low"].notna().sum() > 3
+    assert own["estimate"].iloc[-1] == pytest.approx(90, abs=3)
+
+
+def test_recall_of_other_weights_decides_nothing_and_says_so(tmp_path):
+    run = Run(tmp_path)
+    assert run.tabulate(*write_recalls(run, weights="f" * 16)).code == 0
+    table = run.table()
+    own = table[(table["id"] == "P2.1") & (table["role"] == "primary")]
+    assert set(own["rule_says"]) == {"not run"} and set(own["estimate"]) == {""}
+    assert own["reason"].str.contains("predictions of weights f+, policies scored on 0+").all()
+
+
+def test_without_recall_and_hosts_the_second_papers_rows_say_what_is_missing(run):
+    own = run.table().query("part == '' and model == 'all models'").set_index("id")["reason"]
+    assert own["P2.1"] == "this run has no predictions of the next layers' experts"
+    assert own["P2.3"] == own["P2.4"] == "no host has been measured with prefetching yet"
+
+
+def test_broken_recall_is_one_line_and_writes_nothing(tmp_path):
+    run = Run(tmp_path)
+    flags = write_recalls(run)
+    flags[1].write_text(flags[1].read_text(encoding="utf-8").replace('"found"', '"named"'), encoding="utf-8")
+    message = run.tabulate(*flags).message
+    assert "predictions/reference/recall.json: KeyError 'found'" in message
+    assert not any(path.exists() for path in run.out.values())
 
 
 # ---- sweep, experiment B, agreement ----------------------------------------------------------------------------------

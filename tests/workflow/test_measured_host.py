@@ -44,6 +44,7 @@ from engine.log import load_log
 from engine.measured_run import cell_of, load_run, read_record, records
 from engine.predictors import pairs, save_predictor
 from engine.safetensors_files import weights_hash
+from evals.measured_series import BOUNDS
 from evals.measured_tables import read_documents, read_errors, read_measured
 
 BASELINE = "fetch_lfu_decay"
@@ -295,7 +296,7 @@ def test_losses_of_a_run_scored_again_that_are_nan_or_infinite_fail_their_cells(
 # ---- tables ----------------------------------------------------------------------------------------------------------
 def test_both_instruments_have_a_row_of_every_cell_and_of_all_texts(case):
     found = table(case)
-    assert len(found) == len(SIZES) * len(LINKS) * len(POLICIES) * (len(TEST) + 1) * 2
+    assert len(found) == len(SIZES) * len(LINKS) * (2 * len(POLICIES) + len(BOUNDS)) * (len(TEST) + 1)
     assert (found["status"] == "ok").all() and (found["reason"] == "").all()
     assert found["profile_quick"].all() and found["rehearsal"].all()
     assert dict(zip(found["link"], found["link_status"], strict=True)) == {"disk": "measured", "sdcard": "throttled"}
@@ -316,6 +317,45 @@ def test_law_times_add_up_and_speedups_join_on_the_same_cell(case):
         assert row["speedup"] == pytest.approx(own["token_s_mean"] / row["token_s_mean"], rel=1e-6)
     demands = found[["hits", "fetches", "substitutions", "drops"]].sum(axis=1)
     assert (demands == TOP_K * found["events"]).all()
+
+
+def test_law_what_knows_the_future_is_modelled_alone_and_faster_than_the_baseline(case):
+    """Perfect prediction never makes a token slower, perfect eviction never makes more misses."""
+    found = table(case).set_index("policy")
+    bounds = found.loc[list(BOUNDS)]
+    assert set(bounds["instrument"]) == {"simulator"} and bounds["lossless"].all()
+    key = ["link", "size", "text"]
+    base = found[found["instrument"] == "simulator"].loc[BASELINE].set_index(key)
+    oracle, belady = (bounds.loc[name].set_index(key) for name in ("prefetch_oracle", "fetch_belady"))
+    assert set(oracle["prefetch"] + oracle["schedule"]) == {"oraclepieces"} and set(belady["prefetch"]) == {""}
+    assert (oracle["miss_rate"] == base["miss_rate"]).all()  # what is resident does not change
+    assert (oracle["stall_s_mean"] <= base["stall_s_mean"] * (1 + 1e-9)).all()
+    assert (belady["miss_rate"] <= base["miss_rate"]).all() and (belady["miss_rate"] < base["miss_rate"]).any()
+    documents, errors = read_documents(case.table("measured_documents")), read_errors(case.table("engine_simulator"))
+    assert not {*documents["policy"], *errors["policy"]} & set(BOUNDS)
+
+
+def test_a_table_that_is_older_than_prefetching_is_read_and_drawn(case, tmp_path):
+    own = pd.read_csv(case.table("measured"), dtype=str, keep_default_na=False)
+    own = own[~own["policy"].isin(BOUNDS)].drop(columns=["prefetch", "schedule"])
+    own.to_csv(tmp_path / "old.csv", index=False)
+    figure, points = draw("measured_speedup", read_measured(tmp_path / "old.csv"))
+    every = legible_words(figure)
+    assert "modelled alone: none in this table" in every and set(points["policy"]) == set(POLICIES)
+
+
+def test_bounds_cross_the_panel_and_the_ablation_is_left_out(case, tmp_path):
+    own = table(case)
+    more = own[own["policy"] == BASELINE].assign(prefetch="spec_prefetch", schedule="pieces")
+    more = [more.assign(policy="spec_prefetch"), more.assign(policy="spec_always", schedule="always")]
+    figure, points = draw("measured_speedup", pd.concat([own, *more], ignore_index=True))
+    every = legible_words(figure)
+    assert set(points["policy"]) == {*POLICIES, *BOUNDS, "spec_prefetch"} and "spec_always" not in every
+    bounds = points[points["policy"].isin(BOUNDS)]
+    assert (bounds["delta_percent"] == 0).all() and set(bounds["instrument"]) == {"simulator"}
+    assert all(every.count(f"{name}, exact (bound)") == len(SIZES) * len(LINKS) for name in BOUNDS)
+    dashed = [line.get_ydata()[0] for ax in figure.axes for line in ax.lines if line.get_linestyle() == "--"]
+    np.testing.assert_allclose(sorted(dashed), sorted(bounds["speedup"]))
 
 
 def test_law_exact_policies_lose_nothing_and_the_simulator_has_no_losses(case):
@@ -347,6 +387,37 @@ def test_documents_sum_to_the_rows(case):
         row = one(rows, **dict(zip(key, cell, strict=True)))
         assert own["time_s"].sum() / own["timed_tokens"].sum() == pytest.approx(row["token_s_mean"])
         assert own["tokens"].sum() == row["tokens"] and own["loss_nats"].notna().all()
+
+
+def test_what_a_token_came_to_is_compared_with_the_baseline_bit_by_bit(case, own):
+    documents = read_documents(case.table("measured_documents"))
+    repeats = documents["link"].map({link: repeats for link, (*_, repeats) in LINKS.items()})
+    assert (documents["compared"] == documents["tokens"] * repeats).all()
+    exact = documents["policy"] == BASELINE
+    assert (documents["identical"] == documents["compared"])[exact].all()
+    assert (documents["identical"] < documents["compared"])[~exact].any()
+
+    (changed, lost), where = TEST[:2], {"size": "512x64", "link": "disk", "policy": "quality_first"}
+    base = own.folder / "tiny" / "512x64" / "disk"
+    for policy in (BASELINE, "quality_first"):  # the same run twice, but for one bit of one weight
+        shutil.copy(
+            base / BASELINE / "s50" / changed / "2.safetensors", base / policy / "s50" / changed / "1.safetensors"
+        )
+
+    def flip(arrays, facts):
+        arrays["weights"].view(np.uint32)[-1, 0, 0] ^= 1
+
+    rewrite_run(base / "quality_first" / "s50" / changed / "1.safetensors", flip)
+    (base / "quality_first" / "s50" / changed / "2.safetensors").unlink()
+    for repeat, policy in ((1, BASELINE), (2, "quality_first")):
+        (base / policy / "s50" / lost / f"{repeat}.safetensors").unlink()
+    renew_hashes(own.folder)
+    made(own.tabulate())
+    found = read_documents(own.table("measured_documents")).query("size == '512x64' and link == 'disk'")
+    of_run = found[(found["policy"] == where["policy"]) & (found["text"] == changed)]
+    assert of_run["compared"].tolist() == of_run["tokens"].tolist()
+    assert (of_run["compared"] - of_run["identical"]).tolist() == [0] * (len(of_run) - 1) + [1]
+    assert (found[(found["policy"] == where["policy"]) & (found["text"] == lost)]["compared"] == 0).all()
 
 
 def test_engine_and_simulator_are_compared_over_all_texts(case):
@@ -383,6 +454,7 @@ def test_without_its_baseline_there_is_no_speedup_and_no_loss_but_a_reason(own):
     renew_hashes(own.folder)
     made(own.tabulate())
     found = table(own).query("instrument == 'engine'")
+    assert not set(table(own)["policy"]) & set(BOUNDS)  # they are the baseline with one part changed
     assert found["token_s_mean"].notna().all() and found["speedup"].isna().all() and found["delta_percent"].isna().all()
     assert found["reason"].str.contains(f"no time of {BASELINE} on .*: no speedup").all()
     figure, points = draw("measured_speedup", table(own))
@@ -464,7 +536,7 @@ def test_measured_points_are_filled_modelled_ones_open_and_all_are_in_the_csv(ca
         assert words in every
     assert "disk: 6 documents, 36 tokens, runs: 2" in every and "s50: 50 % resident (8 of 16 experts)" in every
     written = pd.read_csv(tmp_path / "a.csv")
-    assert len(written) == len(SIZES) * len(LINKS) * len(POLICIES) * 2
+    assert len(written) == len(SIZES) * len(LINKS) * (2 * len(POLICIES) + len(BOUNDS))
     drawn = np.array(sorted(markers(figure)))
     np.testing.assert_allclose(
         drawn, written[["delta_percent", "speedup"]].sort_values(["delta_percent", "speedup"]), rtol=1e-6

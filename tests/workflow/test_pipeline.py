@@ -47,14 +47,10 @@ SWEEP = load_policies(ROOT / "config" / "sweep.tsv")
 VICTIM = "quality_first"
 FAILED_CELL = (8, "bible_test")  # 8 slots are s50
 FIGURES = ("agreement_by_mass", "claims_by_documents", "experiment_b", "loss_and_misses_by_slots", "loss_by_bundle")
-FIGURES += ("loss_by_document", "loss_by_mass", "measured_speedup", "misses_by_slots", "speedup_by_loss")
+FIGURES += ("loss_by_document", "loss_by_mass", "measured_speedup", "misses_by_slots", "prefetch", "speedup_by_loss")
 FIGURES += ("sweep_loss_by_mass", "token_time", "topic_changes")
 OF_SWEEP = {"sweep_loss_by_mass", "topic_changes"}
-<<<<<<< HEAD
-=======
-OF_OTHER_RUNS = {"experiment_b", "measured_speedup", *OF_SWEEP}
 TRAINED, PREDICTED = ("markov", "mlp", "spec_prefetch"), ("gate_replay", "markov", "mlp", "oracle", "spec_prefetch")
->>>>>>> predict
 HOSTS = ("local", *sorted(path.stem for path in (ROOT / "config" / "hosts").glob("*.yaml")))
 TABLES = ("quality.csv", "differences.csv", "bundles.md", "claims_by_documents.csv", "curves.csv", "open_loop.csv")
 TABLES += (

@@ -10,18 +10,21 @@ import numpy as np
 import pandas as pd
 import pytest
 from pictures import draw, legible_words, markers, module, script
-from speed_cases import LOCAL_DISK, MACHINES, MISSES, PCIE, SDCARD, SLOTS, curves_table, speed_table
+from speed_cases import AHEAD, LOCAL_DISK, MACHINES, MISSES, PCIE, SDCARD, SLOTS, curves_table, speed_table
 
 from engine.errors import UserError
 from engine.files import sha256
 from engine.policies import MOVING
-from evals.figures import POOLED, save
+from evals.figures import POOLED, looks, save
 from evals.speed_figures import change, models_title, primary_slots, times
 from evals.speed_tables import read_curves, read_speed
 
-READERS = {"misses_by_slots": read_curves, "speedup_by_loss": read_speed, "token_time": read_speed}
-TABLES = {"misses_by_slots": "curves.csv", "speedup_by_loss": "speed.csv", "token_time": "speed.csv"}
-OF_SPEED = ("speedup_by_loss", "token_time")
+OF_SPEED = ("prefetch", "speedup_by_loss", "token_time")
+BARGAINS = ("speedup_by_loss", "token_time")  # of all policies, lossy ones too
+READERS = {"misses_by_slots": read_curves, **dict.fromkeys(OF_SPEED, read_speed)}
+TABLES = {"misses_by_slots": "curves.csv", **dict.fromkeys(OF_SPEED, "speed.csv")}
+ABLATION = ("gate_replay", "markov", "mlp", "spec_window", "spec_always")
+LOSSY_AHEAD = ("quality_first_prefetch", "speed_first_prefetch")
 
 
 def write(table: pd.DataFrame, path: Path) -> Path:
@@ -71,6 +74,12 @@ def test_csv_holds_the_plotted_points_bytes_repeat_and_no_words_overlap(name, ta
         drawn = np.array(bars).reshape(-1, 4)[:, [1, 2, 3]]  # compute from 0, then the stall from where it ends
         expected = written[["compute_ms_mean", "compute_ms_mean", "stall_ms_mean"]].to_numpy()
         np.testing.assert_allclose(drawn, expected, rtol=1e-6, atol=1e-9)
+        carets = [line.get_xdata()[0] for ax in figure.axes for line in ax.lines if line.get_marker() == 7]
+        np.testing.assert_allclose(carets, written["limit_token_ms"], rtol=1e-6)
+        return
+    if name == "prefetch":
+        drawn = sorted(speedup for speedup, _ in markers(figure))
+        np.testing.assert_allclose(drawn, sorted(written["speedup"]), rtol=1e-6)
         return
     xy = {"misses_by_slots": ["slots_percent", "miss_rate_percent"], "speedup_by_loss": ["delta_percent", "speedup"]}
     drawn = np.array(sorted(markers(figure)))
@@ -138,7 +147,7 @@ def test_the_tick_of_the_link_stands_where_its_limit_would_put_the_policy(tmp_pa
 
 
 # ---- gaps ------------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("name", OF_SPEED)
+@pytest.mark.parametrize("name", BARGAINS)
 def test_a_failed_cell_is_named(name, tmp_path):
     failed = ("reference", "first_choice", "s25", "rtx3090_pcie4")
     figure, points = draw(name, speed(tmp_path, (LOCAL_DISK, PCIE), ("reference",), failed=failed))
@@ -177,7 +186,8 @@ def test_a_policy_without_effect_is_a_cross_and_only_fetch_is_exact(tmp_path):
     crosses = [line for line in figure.axes[0].lines if line.get_marker() == "x"]
     assert len(crosses) == (~points["effect"]).sum() == len(SLOTS) + 1
     every = legible_words(figure)
-    assert "rule_015, no effect" in every and every.count(", exact") == len(MISSES)
+    exact = {*points.loc[points["lossless"], "policy"]}
+    assert "rule_015, no effect" in every and every.count(", exact") == len(exact) == len(MISSES) + 2
 
 
 def test_a_time_without_a_loss_is_not_drawn_but_named(tmp_path):
@@ -186,6 +196,130 @@ def test_a_time_without_a_loss_is_not_drawn_but_named(tmp_path):
     figure, points = draw("speedup_by_loss", read_speed(write(table, tmp_path / "s.csv")))
     assert "speed_first" not in set(points["policy"])
     assert "Without a loss in some cell, hence not drawn there: speed_first." in legible_words(figure)
+
+
+# ---- prefetching -----------------------------------------------------------------------------------------------------
+def without(table: pd.DataFrame, *policies: str) -> pd.DataFrame:
+    return table[~table["policy"].isin(policies)]
+
+
+@pytest.mark.parametrize("name", BARGAINS)
+def test_of_policies_that_prefetch_the_figures_of_all_policies_show_no_ablation(name, tmp_path):
+    figure, points = draw(name, speed(tmp_path, (LOCAL_DISK,), ("reference",)))
+    every = legible_words(figure)
+    shown = {"spec_prefetch", "prefetch_oracle", *LOSSY_AHEAD}
+    assert {policy for policy in points["policy"] if policy in AHEAD} == shown
+    assert not any(policy in every for policy in ABLATION)
+    assert "fetch_belady (the fewest misses" in every and "prefetch_oracle (perfect prediction" in every
+
+
+def test_what_knows_the_future_is_dashed_and_told_apart_by_its_label(tmp_path):
+    table = speed(tmp_path, (LOCAL_DISK,), ("reference",))
+    bounds = [policy for policy, look in looks(table).items() if look.pattern == "--"]
+    assert bounds == ["fetch_belady", "prefetch_oracle"]
+    words = {name: legible_words(draw(name, table)[0]) for name in OF_SPEED}
+    assert all(f"{bound}, exact (bound)" in words["speedup_by_loss"] for bound in bounds)
+    assert all(f"{bound} (bound)" in words["token_time"] for bound in bounds)
+    assert all(f"({bound})" in words["prefetch"] for bound in bounds)
+
+
+def test_the_loss_of_lossy_ones_that_prefetch_names_its_tokens(tmp_path):
+    every = legible_words(draw("speedup_by_loss", speed(tmp_path, (LOCAL_DISK,), ("reference",)))[0])
+    assert f"Loss of {', '.join(LOSSY_AHEAD)}: of the very decisions that were timed, on 20,480 tokens" in every
+
+
+@pytest.mark.parametrize("name", OF_SPEED)
+def test_a_table_that_is_older_than_prefetching_is_drawn(name, tmp_path):
+    figure, points = draw(name, speed(tmp_path, (LOCAL_DISK, PCIE), ("reference",), prefetch=False))
+    every = legible_words(figure)
+    assert set(points["policy"]) & {"fetch_lfu_decay", "fetch_belady"} and not set(points["policy"]) & set(AHEAD)
+    assert every.count("no row") == (2 * 7 if name == "prefetch" else 0)  # predictors, schedules, perfect prediction
+
+
+def test_prefetching_shows_exact_policies_alone_by_group_with_what_they_fetched_ahead(tmp_path):
+    figure, points = draw("prefetch", speed(tmp_path, (LOCAL_DISK,), ("reference",)))
+    every = legible_words(figure)
+    assert set(points["policy"]) == {"fetch_lfu_decay", "fetch_belady", *AHEAD} - {*LOSSY_AHEAD}
+    labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert labels == [
+        *("none (fetch_lfu_decay)", "gate_replay", "markov", "mlp", "spec_prefetch", "whole records (spec_window)"),
+        *("whole records, no window (spec_always)", "perfect prediction (prefetch_oracle)"),
+        "perfect eviction (fetch_belady)",
+    ]
+    row = points.query("policy == 'spec_prefetch'").iloc[0]
+    numbers = f"{row['speedup']:.3f}\u00d7 {row['speedup_low']:.3f} to {row['speedup_high']:.3f} 2.90 86%"
+    assert numbers in every and row["taken_share"] == pytest.approx(AHEAD["spec_prefetch"][1])
+    faces = {line.get_markerfacecolor() for line in figure.axes[0].lines if line.get_marker() == "s"}
+    assert faces == {"white"}  # modelled
+    ticks = [line.get_xdata()[0] for line in figure.axes[0].lines if line.get_marker() == "|"]
+    np.testing.assert_allclose(sorted(set(ticks) & set(points["limit_speedup"])), sorted(points["limit_speedup"]))
+
+
+def test_a_kind_without_a_policy_has_no_row_and_a_failed_one_no_result(tmp_path):
+    table = without(speed_table((LOCAL_DISK,), ("reference",)), "fetch_belady", "prefetch_oracle", "markov")
+    lost = table["policy"] == "mlp"
+    kept = [*table.columns[: table.columns.get_loc("tokens")], "status", "reason"]
+    table = pd.concat([table[~lost], table.loc[lost, kept]], ignore_index=True)
+    lost = table["policy"] == "mlp"
+    table.loc[lost, ["status", "reason"]] = "failed", "UserError: predictions of another text"
+    figure, points = draw("prefetch", read_speed(write(table, tmp_path / "s.csv")))
+    every = legible_words(figure)
+    assert every.count("no row") == 3 and every.count("no result") == 1 and "none in this table" in every
+    assert "Without a result: mlp s25 on local, disk (reference)" in every
+    assert not {"mlp", "markov", "fetch_belady"} & set(points["policy"])
+
+
+def test_a_policy_that_is_absent_on_one_machine_has_no_row_there(tmp_path):
+    table = speed(tmp_path, (LOCAL_DISK, PCIE), ("reference",))
+    here = (table["policy"] == "spec_prefetch") & (table["host"] == "local")
+    figure, points = draw("prefetch", table[~here])
+    assert legible_words(figure).count("no row") == 1
+    assert set(points.loc[points["policy"] == "spec_prefetch", "host"]) == {"rtx3090_pcie4"}
+
+
+def test_without_intervals_or_a_baseline_prefetching_says_so(tmp_path):
+    table = speed(tmp_path, (LOCAL_DISK,), ("reference",))
+    table[["speedup_low", "speedup_high"]] = np.nan
+    figure, points = draw("prefetch", table)
+    bars = [artist for artist in figure.axes[0].collections if artist.get_paths()]
+    assert " to " not in legible_words(figure) and not bars and len(points) == 9
+    figure, points = draw("prefetch", speed(tmp_path, (LOCAL_DISK, PCIE), ("reference",), without_baseline="local"))
+    every = legible_words(figure)
+    assert set(points["host"]) == {"rtx3090_pcie4"} and every.count("the baseline has no result here") == 1
+
+
+def test_every_machine_has_its_own_scale_of_prefetching(tmp_path):
+    figure, _ = draw("prefetch", speed(tmp_path, (LOCAL_DISK, SDCARD), ("reference", "reference_b")))
+    legible_words(figure)
+    ends = [ax.get_xlim() for ax in figure.axes]
+    assert ends[0] == ends[1] != ends[2] == ends[3]
+
+
+def test_prefetching_is_shown_at_the_budget_at_which_it_was_tried(tmp_path):
+    table = speed(tmp_path, (LOCAL_DISK,), ("reference",))
+    table.loc[table["policy"].isin([*AHEAD]), ["slots", "slots_percent", "slots_count"]] = ["s50", 50.0, 128]
+    figure, points = draw("prefetch", table)
+    assert set(points["slots"]) == {"s50"} and "no row" not in legible_words(figure)
+
+
+def test_another_predictor_or_schedule_has_a_row_of_its_own(tmp_path):
+    table = speed(tmp_path, (LOCAL_DISK,), ("reference",))
+    more = table[table["policy"] == "gate_replay"]
+    table = pd.concat([table, more.assign(policy="replay_window", schedule="window")], ignore_index=True)
+    table = pd.concat([table, more.assign(policy="replay_again")], ignore_index=True)
+    figure, points = draw("prefetch", table)
+    every = legible_words(figure)
+    assert "gate_replay, window (replay_window)" in every and "gate_replay (replay_again)" in every
+    assert {"replay_window", "replay_again"} <= set(points["policy"])
+
+
+def test_measured_prefetching_is_filled_and_a_table_without_exact_policies_is_refused(tmp_path):
+    table = speed(tmp_path, (LOCAL_DISK,), ("reference",))
+    figure, _ = draw("prefetch", table.assign(instrument="engine"))
+    lines = [line for line in figure.axes[0].lines if line.get_marker() == "D"]
+    assert lines and all(line.get_markerfacecolor() == line.get_color() for line in lines)
+    with pytest.raises(UserError, match="without an exact policy"):
+        draw("prefetch", table[~table["lossless"]])
 
 
 # ---- misses by slots -------------------------------------------------------------------------------------------------
@@ -228,6 +362,10 @@ CORRUPT_SPEED = {
     "unknown miss rule": lambda text: text.replace("substitute_all,lfu_decay", "guess,lfu_decay", 1),
     "unknown link": lambda text: text.replace(",disk,disk,measured", ",disk,floppy,measured", 1),
     "unknown status": lambda text: text.replace(",ok,", ",fine,", 1),
+    "unknown predictor": lambda text: text.replace(",markov,pieces,", ",guess,pieces,", 1),
+    "unknown schedule": lambda text: text.replace(",markov,pieces,", ",markov,later,", 1),
+    "a predictor without a schedule": lambda text: text.replace(",markov,pieces,", ",markov,,", 1),
+    "more taken than brought": lambda text: text.replace(",4.5,4.5,", ",4.5,4.6,", 1),
     "row twice": lambda text: text + text.splitlines()[1] + "\n",
 }
 CORRUPT_CURVES = {

@@ -10,6 +10,7 @@ FIGURES = {  # stem of the script: stem of its table, category of the report
     "loss_by_mass": ("quality", "Quality"),
     "measured_speedup": ("measured", "Measured hosts"),
     "misses_by_slots": ("curves", "Quality"),
+    "prefetch": ("speed", "Speed"),
     "speedup_by_loss": ("speed", "Speed"),
     "sweep_loss_by_mass": ("sweep", "Sweep"),
     "token_time": ("speed", "Speed"),

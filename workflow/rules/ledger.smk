@@ -2,8 +2,8 @@
 
 SPEED = "results/tables/local/speed.csv"
 LEDGER = """bootstrap correlations ledger ledger_correlations ledger_documents ledger_engine ledger_evidence ledger_groups
-    ledger_measures ledger_page ledger_quantities ledger_statistics ledger_times measured_tables preregistration records
-    speed standing stats"""
+    ledger_measures ledger_page ledger_quantities ledger_recall ledger_statistics ledger_times measured_tables
+    preregistration records speed standing stats"""
 
 
 rule tabulate_claims:
@@ -21,6 +21,8 @@ rule tabulate_claims:
         sweep_losses=SWEEP_LOSSES,
         experiment_b=EXPERIMENT_B,
         agreement="results/tables/local/agreement.csv",
+        predictors="engine/predictors.py",
+        recall=expand("results/predictions/{model}/recall.json", model=MODELS),
     output:
         table=reported("results/claims.csv"),
         page=reported("results/claims.md"),
@@ -33,6 +35,7 @@ rule tabulate_claims:
         "python {input.script} --preregistration {input.preregistration} --records {input.records}"
         " --speed {input.speed} --speed-documents {input.documents} --measured-documents {input.measured}"
         " --sweep {params.sweep} --experiment-b {input.experiment_b} --agreement {input.agreement}"
+        " --recall {input.recall}"
         " --gates {input.gates} --out {output.table} --out-page {output.page} --out-documents {output.documents}"
         " 2>&1 | tee {log}"
 

@@ -2,7 +2,9 @@
 
 A row of panels a host and link, a column a model and size. Filled: the engine, the loss is that of its own decision
 logs; open: the simulator with the host's own profile, at the loss of the engine's point, which a line joins it to. The
-tick above a measured point is where the link's physical limit would put it. Exact policies stand at loss 0.
+tick above a measured point is where the link's physical limit would put it. Exact policies stand at loss 0. What knows
+the future (perfect eviction, perfect prediction) cannot run: these bounds are modelled alone, their dashed lines cross
+the panel. Of policies that prefetch, SpecPrefetch alone.
 
 python workflow/scripts/plot_measured_speedup.py --table results/tables/local/measured.csv --out-prefix measured_speedup
 """
@@ -19,11 +21,13 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from engine.policies import BASELINE
 from evals.figures import (
+    CLAIRVOYANT,
     LOSS_LABEL,
     MARKERS,
     POOLED,
     REHEARSAL,
     Look,
+    clairvoyant,
     figure_main,
     frame,
     label_ends,
@@ -32,11 +36,11 @@ from evals.figures import (
     set_loss_scale,
 )
 from evals.measured_tables import ENGINE, LOSS, SIMULATOR, SPEEDUP, read_measured
-from evals.speed_figures import NAMED_GAPS, change, interval, primary_slots, say, times
+from evals.speed_figures import NAMED_GAPS, bounds, change, compared, interval, primary_slots, say, times
 
 COLUMNS = ["model", "size", "host", "profile_quick", "link", "link_status", "policy", "miss_rule", "eviction"]
-COLUMNS += ["instrument", "slots", "slots_percent", "slots_count", "experts", "text", *SPEEDUP, "limit_speedup"]
-COLUMNS += [*LOSS[:3], "lossless", "effect", "documents", "tokens", "repeats", "rehearsal"]
+COLUMNS += ["prefetch", "schedule", "instrument", "slots", "slots_percent", "slots_count", "experts", "text", *SPEEDUP]
+COLUMNS += ["limit_speedup", *LOSS[:3], "lossless", "effect", "documents", "tokens", "repeats", "rehearsal"]
 BARS = (("xerr", LOSS[:3]), ("yerr", SPEEDUP))
 LARGE, ROOM, REACH = 5.5, 1.12, 2.0  # points; factors beyond the extreme points: at least, and at most for their bars
 TICKS = (  # of a scale whose ends are less than so many times apart
@@ -64,7 +68,8 @@ def draw(table: pd.DataFrame):
     if table.empty:
         return nothing()
     shown = pd.concat([own[own["slots"] == primary_slots(table, model)] for model, own in table.groupby("model")])
-    style = looks(shown[shown["instrument"] == ENGINE])
+    shown = compared(shown)
+    style = looks(shown)
     machines = list(shown.drop_duplicates(["host", "link"])[["host", "link"]].itertuples(index=False, name=None))
     labels = list(shown["label"].unique())
     figure = frame(
@@ -101,13 +106,16 @@ def nothing():
 
 # ---- a panel ---------------------------------------------------------------------------------------------------------
 def draw_panel(panel: Panel, style: dict[str, Look]) -> pd.DataFrame:
-    """A measured point a policy, and the modelled one beside it. Returns the points drawn."""
+    """A measured point a policy, the modelled one beside it, and the bounds. Returns the points drawn."""
     ok = panel.rows[panel.rows["status"] == "ok"]
+    ok = ok.assign(limit_speedup=ok["speedup"] * ok["token_s_mean"] / ok["limit_token_s"])
     measured = ok[ok["instrument"] == ENGINE].dropna(subset=["speedup", "delta_percent"])
-    measured = measured.assign(limit_speedup=measured["speedup"] * measured["token_s_mean"] / measured["limit_token_s"])
-    modelled = ok[(ok["instrument"] == SIMULATOR) & ok["policy"].isin(measured["policy"])].dropna(subset=["speedup"])
+    beside = ok["policy"].isin(measured["policy"]) | clairvoyant(ok)
+    modelled = ok[(ok["instrument"] == SIMULATOR) & beside].dropna(subset=["speedup"])
     loss = measured.set_index("policy")[list(LOSS[:1])]
     modelled = modelled.drop(columns=list(LOSS[:3])).join(loss, on="policy")
+    modelled.loc[clairvoyant(modelled), LOSS[0]] = 0.0  # they fetch every miss
+    modelled.loc[~clairvoyant(modelled), "limit_speedup"] = np.nan  # beside the tick of the measured point
     panel.ax.set_title(panel.title, fontsize=8)
     if measured.empty:
         say(panel.ax, why_nothing(panel.rows))
@@ -116,7 +124,9 @@ def draw_panel(panel: Panel, style: dict[str, Look]) -> pd.DataFrame:
     for row in points.to_dict("records"):
         look = replace(style[row["policy"]], marker=MARKERS[row["instrument"]])
         mark(panel.ax, row, look)
-        if row["instrument"] == SIMULATOR:
+        if look.pattern == CLAIRVOYANT:
+            panel.ax.axhline(row["speedup"], **(look.line | {"linewidth": 0.9}), zorder=1)
+        elif row["instrument"] == SIMULATOR:
             ends = [base[row["policy"]]["speedup"], row["speedup"]]
             panel.ax.plot([row["delta_percent"]] * 2, ends, color=look.colour, linewidth=0.8, linestyle=":", zorder=2)
     return points
@@ -169,7 +179,8 @@ def set_scales(panels: list[Panel], points: pd.DataFrame) -> None:
 
 
 def label(panel: Panel, points: pd.DataFrame, style: dict[str, Look]) -> None:
-    """At the right edge: measured speedup, the modelled one in brackets, policy and loss."""
+    """At the right edge: measured speedup, the modelled one in brackets (of bounds alone), policy and loss."""
+    edge = panel.ax.get_xlim()[1]
     modelled = points[points["instrument"] == SIMULATOR].set_index("policy")["speedup"]
     ends = []
     for row in points[points["instrument"] == ENGINE].to_dict("records"):
@@ -177,6 +188,9 @@ def label(panel: Panel, points: pd.DataFrame, style: dict[str, Look]) -> None:
         loss = "exact" if row["lossless"] else change(row["delta_percent"]) if row["effect"] else "no effect"
         words = f"{times(row['speedup'])}{beside}  {row['policy']}, {loss}"
         ends.append((row["delta_percent"], row["speedup"], words, style[row["policy"]]))
+    for row in points[clairvoyant(points)].to_dict("records"):
+        words = f"({times(row['speedup'])})  {row['policy']}, exact (bound)"
+        ends.append((edge, row["speedup"], words, style[row["policy"]]))
     label_ends(panel.ax, ends)
 
 
@@ -202,7 +216,8 @@ def caption(table: pd.DataFrame) -> str:
         "Filled: engine, measured. Open: simulator, modelled on the host's profile from the same tokens, drawn at the "
         f"measured loss; in brackets. Speedup: mean time a token of {BASELINE} over that of the policy on the same "
         "tokens at the same slots. Loss: the decision logs of the timed runs, scored by the emulator, paired with "
-        f"{BASELINE}. Bars: {interval(table)} over documents. Tick: fetches at the link's physical limit."
+        f"{BASELINE}. Bars: {interval(table)} over documents. Tick: fetches at the link's physical limit. Dashed, "
+        f"bounds, which know the future and are modelled alone: {bounds(table)}."
     )
     return "\n".join([*parts, *missing(table)])
 
@@ -226,8 +241,13 @@ def missing(table: pd.DataFrame) -> list[str]:
         named = [f"{row['policy']} on {row['host']}, {row['link']} ({row['label']})" for row in lost.to_dict("records")]
         more = f" and {len(named) - NAMED_GAPS} more" if len(named) > NAMED_GAPS else ""
         lines.append(f"Without a result: {'; '.join(named[:NAMED_GAPS])}{more} (reasons: in the table).")
-    absent = table[(table["instrument"] == SIMULATOR) & (table["status"] != "ok")]
-    return lines + [f"Not modelled on {h}: {own['reason'].iloc[0]}." for h, own in absent.groupby("host", sort=False)]
+    modelled = table[table["instrument"] == SIMULATOR]
+    for (host, reason), own in modelled[modelled["status"] != "ok"].groupby(["host", "reason"], sort=False):
+        names = own["policy"].unique()
+        every = len(names) == modelled.loc[modelled["host"] == host, "policy"].nunique()
+        which = "" if every else f" ({', '.join(names)})"
+        lines.append(f"Not modelled on {host}{which}: {reason}.")
+    return lines
 
 
 def bytes_in_words(number: float) -> str:

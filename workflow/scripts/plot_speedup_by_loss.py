@@ -2,8 +2,9 @@
 
 A machine is a host and a link. Up is faster than the baseline at the same slots, right is worse. Large: the slot budget
 that decides; small and faint: the same policy with other budgets. Exact policies stand at loss 0, and their lines
-cross the panel: above the dashed one (belady) a policy is faster than the best choice of residents could make an
-exact one. The tick above a point is where the physical limit of the link would put it.
+cross the panel. Dashed ones know the future: above belady a policy is faster than the best choice of residents could
+make an exact one, above perfect prediction faster than any exact one that prefetches by the same scheduler. The tick
+above a point is where the physical limit of the link would put it. Of policies that prefetch, SpecPrefetch alone.
 
 python workflow/scripts/plot_speedup_by_loss.py --table results/tables/local/speed.csv --out-prefix speedup_by_loss
 """
@@ -32,8 +33,10 @@ from evals.figures import (
 )
 from evals.speed_figures import (
     Panel,
+    bounds,
     caption,
     change,
+    compared,
     delays,
     grid,
     interval,
@@ -42,6 +45,7 @@ from evals.speed_figures import (
     panels,
     primary_slots,
     say,
+    scored_ahead,
     times,
     why_no_speedup,
     with_result,
@@ -49,8 +53,9 @@ from evals.speed_figures import (
 from evals.speed_tables import LOSS_INTERVAL, SPEEDUP, read_speed
 
 COLUMNS = ["model", "host", "host_status", "link", "link_kind", "link_status", "policy", "miss_rule", "eviction"]
-COLUMNS += ["instrument", "slots", "slots_percent", "slots_count", "experts", "text", *SPEEDUP, "limit_speedup"]
-COLUMNS += [*LOSS_INTERVAL, "lossless", "effect", "delay_tokens", "documents", "tokens", "rehearsal"]
+COLUMNS += ["prefetch", "schedule", "instrument", "slots", "slots_percent", "slots_count", "experts", "text", *SPEEDUP]
+COLUMNS += ["limit_speedup", *LOSS_INTERVAL, "lossless", "effect", "delay_tokens", "loss_tokens", "documents", "tokens"]
+COLUMNS += ["rehearsal"]
 LARGE, SMALL, FAINT = 5.5, 2.6, 0.45  # points, points, opacity
 GREY = "#555555"
 TICKS = (  # of a scale whose ends are less than so many times apart
@@ -62,14 +67,15 @@ DWARFS = 4  # a machine is drawn on its own scale where another's speedups reach
 
 
 def draw(table: pd.DataFrame):
+    table = compared(table)
     style = looks(table)
     high, wide = grid(table)
     note = (
         f"Speedup: mean time a token of {BASELINE}, which fetches every miss, over that of the policy at the same "
         f"slots. Loss is paired on the same tokens. Bars: {interval(table)}. Exact policies stand at 0, their lines "
-        "cross the panel; dashed: the clairvoyant bound, the fewest misses that fetching every miss allows. Tick above "
-        "a point: the same policy with its fetches at the link's physical limit. A cross marks a lossy policy without "
-        "effect. Machines whose speedups are far apart have scales of their own." + delays(table)
+        f"cross the panel. Dashed, bounds, which know the future: {bounds(table)}. Tick above a point: the same policy "
+        "with its fetches at the link's physical limit. A cross marks a lossy policy without effect. Machines whose "
+        "speedups are far apart have scales of their own." + delays(table) + scored_ahead(table)
     )
     figure = frame(
         f"How much faster than fetching every miss, at what loss? {models_title(table)}",

@@ -113,7 +113,7 @@ def predict(
         for predictor in predictors:
             for layer in range(trace.layers - 1):  # nothing comes after the last
                 claims = predictor.over_text(layer, inputs[:, layer], previous[part])
-                for array, found in zip(said[predictor.kind], names(claims, a.names), strict=True):
+                for array, found in zip(said[predictor.kind], names(claims, a.names, predictor.top_k), strict=True):
                     array[part, layer] = found
         done += len(inputs)
 

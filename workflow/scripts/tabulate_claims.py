@@ -5,7 +5,8 @@ Which region and rule decides stands in config/preregistration.yaml; whether tha
 
 python workflow/scripts/tabulate_claims.py --records results/quality/*/*/perplexity.json \
     --speed results/tables/local/speed.csv --sweep results/sweep/* --experiment-b results/experiment_b/* \
-    --agreement results/tables/local/agreement.csv --out results/claims.csv --out-page results/claims.md \
+    --agreement results/tables/local/agreement.csv --recall results/predictions/*/recall.json \
+    --out results/claims.csv --out-page results/claims.md \
     --out-documents results/tables/local/claims_by_documents.csv
 """
 
@@ -24,6 +25,7 @@ from evals.ledger import JUDGED_ROLES, Finding, Judged, conclude, find_row, judg
 from evals.ledger_engine import lift, shown_without_verdict
 from evals.ledger_evidence import Evidence, Speed, gather, load_pilots, read_agreement
 from evals.ledger_page import ALL_MODELS, page
+from evals.ledger_recall import load_recalls
 from evals.measured_tables import read_documents as read_measured_documents
 from evals.preregistration import Part, Preregistration, Row, load
 from evals.records import Scored, is_rehearsal, load_folders, load_scored
@@ -51,6 +53,7 @@ def main() -> None:
     parser.add_argument("--sweep", nargs="*", default=[], help="results/sweep/<model>; without it no stream either")
     parser.add_argument("--experiment-b", nargs="*", default=[], help="results/experiment_b/<model>")
     parser.add_argument("--agreement", help="agreement.csv; without it there is no forced agreement")
+    parser.add_argument("--recall", nargs="*", default=[], help="results/predictions/<model>/recall.json")
     parser.add_argument("--gates", nargs="*", default=[], help="results/gate/<model>.json: who is fit to decide claims")
     parser.add_argument("--out", required=True, help="claims.csv")
     parser.add_argument("--out-page", required=True, help="claims.md")
@@ -66,6 +69,7 @@ def main() -> None:
         pilots=load_pilots(a.experiment_b),
         agreement=read_agreement(a.agreement),
         speed=speed,
+        recalled=load_recalls(a.recall),
     )
     refused = refusals(a.gates)
     run, named = of_run(a.preregistration), dict.fromkeys([*rules.models, *scored])

@@ -3,6 +3,7 @@
 A row of the first is one (host, link, model, size, policy, slots, text or `all`, instrument). Instrument `engine` is
 measured: runs of the engine, with the losses that the emulator gave their decision logs. Instrument `simulator` is
 modelled: the same tokens replayed with the host's own profile, frozen before the runs; it has no losses of its own.
+What knows the future cannot run: its rows, the bounds, are the simulator's alone.
 Speedup joins on (host, link, model, size, slots, text) within an instrument. Means, medians and percentiles are over
 all tokens but the first of each document.
 
@@ -21,11 +22,10 @@ import pandas as pd
 
 from engine.errors import main_guard
 from engine.files import atomic
-from engine.measured_run import policy_of
 from engine.policies import BASELINE
 from evals.jobs import Progress
-from evals.measured_series import COUNTS, MASSES, Absent, MeasuredHost, MeasuredSize, Series, add_up
-from evals.measured_tables import COLUMNS, DOCUMENT_COLUMNS, ENGINE, ERROR_COLUMNS, SIMULATOR
+from evals.measured_series import COUNTS, MASSES, Absent, MeasuredHost, MeasuredSize, Series, add_up, identical
+from evals.measured_tables import COLUMNS, DOCUMENT_COLUMNS, ENGINE, ERROR_COLUMNS, PREFETCH, SIMULATOR
 from evals.quality import paired_interval
 from evals.records import is_rehearsal
 from evals.speedup import speedup
@@ -75,27 +75,28 @@ class OneSize:
         self.found: dict[tuple[str, Key, str], Series | str] = {}  # by instrument, key and text; or why there is none
         for key, text in self.cells(size):
             link, policy, slots = key
-            for instrument, take in ((ENGINE, size.engine), (SIMULATOR, size.simulator)):
-                self.found[instrument, key, text] = series_or_reason(take, link, policy, slots, text)
+            if policy not in size.bounds:
+                self.found[ENGINE, key, text] = series_or_reason(size.engine, link, policy, slots, text)
+            self.found[SIMULATOR, key, text] = series_or_reason(size.simulator, link, policy, slots, text)
             progress.advance()
 
     @staticmethod
     def cells(size: MeasuredSize) -> list[tuple[Key, str]]:
+        """Of the policies that were measured, and of the bounds."""
         record = size.record
-        keys = itertools.product(record["links"], record["policies"], record["slots"])
+        keys = itertools.product(record["links"], [*record["policies"], *size.bounds], record["slots"])
         return list(itertools.product(keys, record["texts"]))
 
-    @property
-    def keys(self) -> list[Key]:
-        return list(dict.fromkeys(key for key, _ in self.cells(self.size)))
+    def keys(self, instrument: str) -> list[Key]:
+        return list(dict.fromkeys(key for of, key, _ in self.found if of == instrument))
 
     # ---- measured.csv ------------------------------------------------------------------------------------------------
     def rows(self) -> list[dict]:
         """A row a cell and instrument, and one over all texts where every text has a time."""
         lines = []
-        for key in self.keys:
-            for instrument in (ENGINE, SIMULATOR):
-                texts = list(self.record["texts"])
+        texts, measured = list(self.record["texts"]), self.keys(ENGINE)
+        for key in self.keys(SIMULATOR):
+            for instrument in (ENGINE, SIMULATOR) if key in measured else (SIMULATOR,):
                 lines += [self.row(instrument, key, [text]) for text in texts]
                 if all(isinstance(self.found[instrument, key, text], Series) for text in texts):
                     lines.append(self.row(instrument, key, texts))
@@ -116,9 +117,9 @@ class OneSize:
     def facts(self, key: Key) -> dict:
         """Of the cell, whatever was found."""
         record, (link, policy, slots) = self.record, key
-        row = policy_of(record, policy)
+        row = self.size.policy(policy)
         facts = {name: record[name] for name in ("model", "size", "experts", "expert_bytes", "width", "expert_width")}
-        facts |= {name: getattr(row, name) for name in ("miss_rule", "eviction", "beta", "lossless")}
+        facts |= {name: getattr(row, name) for name in ("miss_rule", "eviction", "beta", *PREFETCH, "lossless")}
         facts |= {"policy": policy, "slots": slots, "slots_percent": record["slots"][slots]["percent"]}
         facts |= {"slots_count": record["slots"][slots]["count"], "dtype": record["dtype"], "null_s": record["null_s"]}
         facts |= {"host": record["host"]["id"], "fingerprint": record["host"]["fingerprint"], "host_status": "measured"}
@@ -175,9 +176,11 @@ class OneSize:
 
     # ---- documents ---------------------------------------------------------------------------------------------------
     def documents(self) -> list[dict]:
-        """Of the engine, by document: seconds of its tokens but the first, and its losses; means over the repeats."""
+        """Of the engine, by document: seconds of its tokens but the first, and its losses, means over the repeats; and
+        tokens of the repeats together that came to the same as the baseline's.
+        """
         lines = []
-        for key, text in self.cells(self.size):
+        for key, text in itertools.product(self.keys(ENGINE), self.record["texts"]):
             own = self.found[ENGINE, key, text]
             if not isinstance(own, Series):
                 continue
@@ -185,11 +188,14 @@ class OneSize:
             changed = own.counts["substitutions"] + own.counts["drops"] > 0
             facts["lossy_without_effect"] = not facts["lossless"] and not changed
             facts["background_inert"] = facts["beta"] is not None and facts["slots_count"] == self.record["top_k"]
+            base = self.found.get((ENGINE, (key[0], BASELINE, key[2]), text))
+            same = identical(own, base) if isinstance(base, Series) else np.zeros((0, own.token_s.shape[1]), bool)
             token_s, end = own.token_s.mean(axis=0), 0
             for name, tokens in own.documents:
                 begin, end = end, end + tokens
                 line = facts | {"document": name, "tokens": tokens}
                 line |= {"timed_tokens": tokens - 1, "time_s": token_s[begin + 1 : end].sum()}
+                line |= {"compared": same[:, begin:end].size, "identical": same[:, begin:end].sum()}
                 if own.losses is not None:
                     line["loss_nats"] = own.losses[begin:end].sum()
                 lines.append({column: line.get(column) for column in DOCUMENT_COLUMNS})
@@ -199,7 +205,7 @@ class OneSize:
     def errors(self) -> list[dict]:
         """A row a (link, slots, policy), over all texts."""
         lines = []
-        for key in self.keys:
+        for key in self.keys(ENGINE):
             line = {name: value for name, value in self.facts(key).items() if name in ERROR_COLUMNS}
             found = {i: [self.found[i, key, text] for text in self.record["texts"]] for i in (ENGINE, SIMULATOR)}
             lost = [one for series in found.values() for one in series if not isinstance(one, Series)]

@@ -139,7 +139,8 @@ def card(
         f"Learning rate {recipe['learning_rate']:g} (AdamW, torch's other settings), gradients clipped to "
         f"{recipe['clip']:g}, {recipe['batch']} tokens a step, horizons weighted {recipe['weights']}, rank {rank}, "
         f"seeds {recipe['initial_seed']} (first weights) and {recipe['order_seed']} (order). Transitions are "
-        f"smoothed by {SMOOTHING:g} events of the marginal. " + " ".join(_epochs(kind, one) for kind, one in trained.items()),
+        f"smoothed by {SMOOTHING:g} events of the marginal. "
+        + " ".join(_epochs(kind, one) for kind, one in trained.items()),
         "",
         "| predictor | parameters | multiply-adds a token |",
         "|---|---|---|",

@@ -1,8 +1,9 @@
 """Which policy to use: for every host and model, if the output must be exact and for three limits on the loss.
 
-Speed is that of the table of speed, over all texts; loss is that of the table of quality, over all texts. Where hosts
-were measured, their own speeds and losses stand first. A policy is within a limit where the upper end of its loss
-interval is, and what is clairvoyant cannot be used.
+Speed and loss are those of the table of speed, over all texts; whether a policy had an effect, the table of quality
+says. Policies that prefetch are in the table of speed alone. Where hosts were measured, their own speeds and losses
+stand first. A policy is within a limit where the upper end of its loss interval is, and what is clairvoyant cannot be
+used.
 
 python workflow/scripts/write_answer.py --speed results/tables/local/speed.csv \
     --quality results/tables/local/quality.csv --preregistration config/preregistration.yaml --out results/answer.md
@@ -15,13 +16,13 @@ import pandas as pd
 from engine.errors import main_guard
 from engine.files import write_text
 from engine.policies import BASELINE
-from evals.figures import POOLED, REHEARSAL, model_title, ok_rows, read_table
+from evals.figures import POOLED, REHEARSAL, clairvoyant, model_title, ok_rows, read_table
 from evals.measured_tables import ENGINE, pooled, read_measured
 from evals.preregistration import load
 from evals.speed import LOSS, read_speed
 
 LIMITS = (0.5, 1.0, 2.0)  # percent of token perplexity
-CLAIRVOYANT = "belady"  # the eviction that knows the future
+UNTRAINED = ("gate_replay", "oracle", "random")  # predictors that learn nothing
 NONE = "none of the policies"
 
 
@@ -42,7 +43,7 @@ def answer(speed: pd.DataFrame, quality: pd.DataFrame, measured: pd.DataFrame, p
     a table for every model."""
     levels = pd.to_numeric(quality["level"], errors="coerce").dropna() if "level" in quality else ()
     level = f"{levels.iloc[0]:.0%}" if len(levels) else "95%"
-    lines = ["# Which policy to use", "", *how_to_read(level, quality), "", *measured_section(measured)]
+    lines = ["# Which policy to use", "", *how_to_read(level, speed, quality), "", *measured_section(measured)]
     pooled = speed[speed["text"] == POOLED]
     if pooled.empty:
         return "\n".join([*lines, "Not run: the table of speed has no rows over all texts.", ""])
@@ -59,7 +60,7 @@ def answer(speed: pd.DataFrame, quality: pd.DataFrame, measured: pd.DataFrame, p
     return "\n".join(lines).rstrip() + "\n"
 
 
-def how_to_read(level: str, quality: pd.DataFrame) -> list[str]:
+def how_to_read(level: str, speed: pd.DataFrame, quality: pd.DataFrame) -> list[str]:
     limits = ", ".join(f"{limit:g}" for limit in LIMITS)
     lines = [
         "Each table answers for one host, link and model: the fastest policy whose output is exactly the model's, and "
@@ -72,6 +73,11 @@ def how_to_read(level: str, quality: pd.DataFrame) -> list[str]:
         "background loads as late as on that host. Policies that know the future, and lossy ones that replaced nothing "
         "in this run, are not recommended.",
     ]
+    trained = speed[~speed["prefetch"].isin(["", *UNTRAINED])]["policy"].unique()
+    if len(trained):
+        words = "need a predictor that was trained on the model's own routing (results/predictors/<model>)"
+        beside = "the loss of lossy ones is taken on the first tokens of every document."
+        lines += ["", f"Policies that prefetch by what was learnt ({', '.join(trained)}) {words}; {beside}"]
     if quality["rehearsal"].any():
         words = "their losses say how the method works, not what a large model loses."
         lines += ["", f"Models marked `{REHEARSAL}`: {words}"]
@@ -121,12 +127,16 @@ def host_lines(rows: pd.DataFrame, quality: pd.DataFrame, slots: str) -> list[st
 
 
 def candidates(speed: pd.DataFrame, quality: pd.DataFrame) -> pd.DataFrame:
-    """Policies with a time and a loss that can be used: the rows of both tables side by side, fastest first."""
+    """Policies with a time and a loss that can be used: of both tables, and those that prefetch; fastest first."""
     usable = ok_rows(quality, POOLED)
-    usable = usable[(usable["eviction"] != CLAIRVOYANT) & ~usable["lossy_without_effect"]]
+    usable = usable[~clairvoyant(usable) & ~usable["lossy_without_effect"]]
+    timed = speed[speed["status"] == "ok"]
+    ahead = timed[(timed["prefetch"] != "") & ~clairvoyant(timed)]
+    ahead = ahead[ahead["lossless"] | (ahead["delta_percent"].fillna(0) != 0)].assign(background_inert=False)
     columns = ["policy", "token_s_mean", "speedup", "speedup_low", "speedup_high", *LOSS]
-    timed = speed[speed["status"] == "ok"][columns]
-    return usable.drop(columns=list(LOSS)).merge(timed, on="policy").sort_values("token_s_mean", kind="stable")
+    scored = usable[["policy", "lossless", "background_inert"]].merge(timed[columns], on="policy")
+    both = pd.concat([scored, ahead[list(scored)]], ignore_index=True)
+    return both.sort_values("token_s_mean", kind="stable")
 
 
 def within(found: pd.DataFrame, limit: float) -> pd.Series:
