@@ -20,7 +20,7 @@ What of a prefetched record has not come when it is needed is a place of its own
     link.halt(prefetch)                         # once its layer has routed, no further piece starts
     with link.hold():
         link.settle(prefetch)                   # waits for one in transit
-        link.fetch([*missing, rest])            # rest: what begins where prefetch.pieces[prefetch.here] would have
+        link.fetch([*missing, rest])            # rest: the record from piece prefetch.here on
 
 A throttled link holds records back in the reader that brought them: n records begun together are in no sooner than
 latency + n * bytes / bandwidth after they began (engine.host_times.Affine), and a piece counts as a small record;
@@ -106,19 +106,19 @@ class Prefetch:
     error: of a piece that failed; no further one starts.
     """
 
-    def __init__(self, pieces: Sequence[Place]) -> None:
-        """pieces: parts of the record, in order, that cover it."""
-        self.layer, self.expert = pieces[0].layer, pieces[0].expert
-        self.pieces, self.begun, self.here, self.granted = tuple(pieces), 0, 0, 0
+    def __init__(self, layer: int, expert: int, pieces: int, place: Callable[[int], Place]) -> None:
+        """place(n): where the n-th piece goes; together they cover the record."""
+        self.layer, self.expert, self.pieces, self.place = layer, expert, pieces, place
+        self.begun = self.here = self.granted = 0
         self.error: BaseException | None = None
 
     @property
     def whole(self) -> bool:
-        return self.here == len(self.pieces)
+        return self.here == self.pieces
 
     def begin(self) -> Place:
         self.granted, self.begun = self.granted - 1, self.begun + 1
-        return self.pieces[self.begun - 1]
+        return self.place(self.begun - 1)
 
     def end(self, error: BaseException | None) -> None:
         if error:
@@ -189,7 +189,7 @@ class Link:
             for prefetch in self._agenda:
                 prefetch.granted = 0
             for prefetch, pieces in agenda:
-                prefetch.granted = 0 if prefetch.error else min(pieces, len(prefetch.pieces) - prefetch.begun)
+                prefetch.granted = 0 if prefetch.error else min(pieces, prefetch.pieces - prefetch.begun)
             self._agenda = deque(prefetch for prefetch, _ in agenda if prefetch.granted > 0)
             if self._agenda:
                 self._turn.notify_all()

@@ -113,8 +113,8 @@ class Prefetching:
             if coming is None or (coming.layer, coming.expert) != (layer, expert):
                 self.dropped_pieces += coming.here if coming else 0  # its row was given away
                 row = int(self._slots.staging_rows[i])
-                coming = Prefetch([self._slots.place(row, layer, expert, *part) for part in self._parts])
-                self._coming[i] = coming
+                places = self._slots.places(row, layer, expert, self._parts)
+                self._coming[i] = coming = Prefetch(layer, expert, len(self._parts), places)
             if pieces:
                 granted.append((order, coming, pieces))
         return [(coming, pieces) for _, coming, pieces in sorted(granted, key=lambda one: one[0])]

@@ -74,35 +74,41 @@ class Slots:
 
     def place(self, row: int, layer: int, expert: int, first: int = 0, stop: int | None = None) -> Place:
         """Where a link is to bring an expert that a row is to hold: of its record the bytes from first to stop."""
-        stop = self.layout.record_bytes if stop is None else stop
-        if self._targets:
-            if (first, stop) == (0, self.layout.record_bytes):
-                return Place(layer, expert, self._targets[row])
-            return Place(layer, expert, self._targets[row][first:stop], first=first)
-        return self._onward(layer, expert, self._pool[row, first:stop], first, stop)
+        return self._place(row, layer, expert, first, self.layout.record_bytes if stop is None else stop, self._now())
 
-    def _onward(self, layer: int, expert: int, part: torch.Tensor, first: int, stop: int) -> Place:
-        """Of a GPU: the link fills pinned memory, and its reader copies on from there to part [stop - first] uint8.
+    def places(self, row: int, layer: int, expert: int, parts: list[tuple[int, int]]) -> Callable[[int], Place]:
+        """The same of a record that comes in parts, each asked for by its number, by whatever thread."""
+        now = self._now()
+        return lambda number: self._place(row, layer, expert, *parts[number], now)
+
+    def _now(self) -> torch.cuda.Event | None:
+        """Of a GPU: once what was computed so far is done, a row that nobody needs any more may be written to."""
+        return torch.cuda.current_stream().record_event() if self._stream else None
+
+    def _place(self, row: int, layer: int, expert: int, first: int, stop: int, free: torch.cuda.Event | None) -> Place:
+        """On a GPU the link fills pinned memory, and its reader copies on from there.
 
         Experts that wait in pinned memory are copied from where they are.
         """
-        whole = (first, stop) == (0, self.layout.record_bytes)
+        part = None if (first, stop) == (0, self.layout.record_bytes) else first
+        if self._targets:
+            memory = self._targets[row]
+            return Place(layer, expert, memory if part is None else memory[first:stop], None, part)
+        target = self._pool[row, first:stop]
         bounce = None if self._pinned else self._bounce()
         source = self._pinned(layer, expert)[first:stop] if bounce is None else bounce[: stop - first]
-
-        free = torch.cuda.current_stream().record_event()  # what was computed from this row so far
 
         def copy_on() -> None:
             done = torch.cuda.Event()
             with torch.cuda.stream(self._stream):
                 self._stream.wait_event(free)
-                part.copy_(source, non_blocking=True)
+                target.copy_(source, non_blocking=True)
                 done.record()
             done.synchronize()
             if bounce is not None:
                 self._bounces.append(bounce)
 
-        return Place(layer, expert, memoryview(source.numpy()), copy_on, None if whole else first)
+        return Place(layer, expert, memoryview(source.numpy()), copy_on, part)
 
     def _bounce(self) -> torch.Tensor:
         try:

@@ -91,8 +91,13 @@ def places(*experts: int) -> list[Place]:
 def ahead(expert: int, arrived=None) -> Prefetch:
     """A record that is to come in pieces, one after another in one buffer."""
     record = memoryview(bytearray(PIECES * SIZE))
-    parts = [record[n * SIZE : (n + 1) * SIZE] for n in range(PIECES)]
-    return Prefetch([Place(0, expert, part, arrived, n * SIZE) for n, part in enumerate(parts)])
+    pieces = [Place(0, expert, record[n * SIZE : (n + 1) * SIZE], arrived, n * SIZE) for n in range(PIECES)]
+    return Prefetch(0, expert, PIECES, pieces.__getitem__)
+
+
+def pieces_from(prefetch: Prefetch, first: int = 0) -> list[Place]:
+    """Where its pieces from the first on go."""
+    return [prefetch.place(n) for n in range(first, PIECES)]
 
 
 def holds(*wanted: Place) -> bool:
@@ -249,7 +254,7 @@ def test_pieces_pass_in_the_order_of_the_agenda_and_no_more_than_are_granted():
         link.schedule([(second, 2), (third, 0), (first, 9)])
         until(lambda: first.whole)
         assert (second.here, second.whole, third.here) == (2, False, 0)
-        assert holds(*(Place(0, p.layer or p.expert, part.target) for p in (first,) for part in p.pieces))
+        assert holds(*pieces_from(first))
         link.schedule([(third, 1), (second, 5)])
         until(lambda: second.whole)
         assert third.here == 1
@@ -324,8 +329,8 @@ def test_what_is_lacking_of_a_halted_record_is_fetched_with_the_others(aside):
         store.open((1, 1))
         joined(settled)
         assert (coming.here, coming.begun) == (2, 2)
-        link.fetch([coming.pieces[coming.here], place(9)])
-        assert holds(*coming.pieces) and link.journal()["foreground"].tolist() == [False, False, True, True]
+        link.fetch([*pieces_from(coming, coming.here), place(9)])
+        assert holds(*pieces_from(coming)) and link.journal()["foreground"].tolist() == [False, False, True, True]
     link.close()
 
 
@@ -364,7 +369,7 @@ def _fetched(link: Link, missing: list[int], promoted: list, coming: list[Prefet
         wanted = [*places(*missing), *(t.place for t, was in zip(promoted, queued, strict=True) if was)]
         for prefetch in coming:
             link.settle(prefetch)
-        lacking = [part for prefetch in coming for part in prefetch.pieces[prefetch.here :]]
+        lacking = [part for prefetch in coming for part in pieces_from(prefetch, prefetch.here)]
         link.fetch([*wanted, *lacking])
         for transfer, was in zip(promoted, queued, strict=True):
             if not was:

@@ -36,7 +36,7 @@ from engine import pack as pack_module
 from engine import store as store_module
 from engine.errors import UserError
 from engine.pack import pack
-from engine.record import PAGE, page_aligned
+from engine.record import PAGE, divisible, page_aligned, pieces_of
 from engine.store import DTYPES, PackedStore, RamStore, is_packed, verify
 
 ALL = [(layer, expert) for layer in range(LAYERS) for expert in range(EXPERTS)]
@@ -391,6 +391,35 @@ def test_a_short_read_is_an_error(packed, change):
     target = memoryview(page_aligned(1, wanted)[0].numpy())
     with pytest.raises(UserError, match=rf"bytes of layer {place[0]}, expert {place[1]}; expected a record of {size}"):
         store.read(*place, target)
+    store.close()
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 7])
+@pytest.mark.parametrize("kind", ["packed", "ram"])
+def test_the_pieces_of_a_record_are_the_record(packed, kind, number):
+    """Equal parts in whole pages, as many as there are pages at most, that cover it."""
+    store = PackedStore(packed)
+    read = RamStore(store) if kind == "ram" else store
+    size = store.layout.record_bytes
+    parts = pieces_of(size, number)
+    lengths = [stop - first for first, stop in parts]
+    assert len(parts) == min(number, size // PAGE) and sum(lengths) == size and max(lengths) - min(lengths) <= PAGE
+    assert divisible(read) and all(first % PAGE == 0 for first, _ in parts)
+    for layer, expert in ALL:
+        whole, found = (page_aligned(1, size)[0] for _ in range(2))
+        store.read(layer, expert, memoryview(whole.numpy()))
+        for first, stop in reversed(parts):
+            assert read.read_part(layer, expert, memoryview(found.numpy())[first:stop], first) == stop - first
+        assert torch.equal(found, whole)
+    store.close()
+
+
+def test_a_part_beyond_the_end_of_a_record_is_an_error(packed):
+    """It would be the next expert's."""
+    store = PackedStore(packed)
+    target = memoryview(page_aligned(1, 2 * PAGE)[0].numpy())
+    with pytest.raises(UserError, match=r"bytes of layer 0, expert 1; expected a record of"):
+        store.read_part(0, 1, target, store.layout.record_bytes - PAGE)
     store.close()
 
 

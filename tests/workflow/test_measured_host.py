@@ -704,6 +704,11 @@ FORGED = {
     "gate weights that do not add up": (in_run(put("g", 2.0)), ["do not sum to 1"]),
     "a move of a slot that there is none of": (in_run(put("moves", 77, at=3)), ["a move of slot [77]"]),
     "background loads without background": (in_run(put("moves", 2, at=5)), ["background loads", "rule_015"]),
+    "prefetched by a policy that does not": (in_run(put("moves", 4, at=5)), ["prefetched experts", "rule_015"]),
+    "pieces of a policy that does not prefetch": (
+        in_run(lambda arrays, _: arrays.update(journal_prefetch=np.ones_like(arrays["journal_foreground"]))),
+        ["pieces came ahead", "rule_015"],
+    ),
     "a demand that was exchanged": (
         lambda case: (case.folder / "tiny" / "demand.safetensors").write_bytes(
             (case.root / "demand.safetensors").read_bytes()[:-8] + bytes(8)
