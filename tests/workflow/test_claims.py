@@ -629,6 +629,53 @@ def test_a_refused_model_decides_nothing(tmp_path):
     assert (reasons == "reference is refused by its fitness gate: the miss rate").all() and len(reasons)
 
 
+def with_prefetching(times: dict[str, float], losses: dict[str, tuple | None], quality: Path) -> pd.DataFrame:
+    """The table of speed and policies of config/prefetch.tsv: seconds a token, and the loss of lossy ones, at s25."""
+    speed = timed_losses(speed_table(), quality).assign(eviction="lfu_decay", prefetch="", schedule="", lossless=False)
+    sheet, rows = load_policies(ROOT / "config" / "prefetch.tsv"), []
+    base = speed[(speed["policy"] == "fetch_lfu_decay") & (speed["slots"] == "s25")]
+    for name, time in times.items():
+        policy = sheet[name]
+        own = base.assign(policy=name, prefetch=policy.prefetch, schedule=policy.schedule, lossless=policy.lossless)
+        own = own.assign(token_s_mean=time, speedup=1 / time, speedup_low=0.9 / time, speedup_high=1.1 / time)
+        loss = (0.0, 0.0, 0.0) if policy.lossless else losses[name] or ("", "", "")
+        rows.append(own.assign(**dict(zip(LOSS, loss, strict=True))))
+    return pd.concat([speed, *rows], ignore_index=True)
+
+
+def test_exact_policies_that_prefetch_are_candidates_and_perfect_prediction_is_not(quality, tmp_path):
+    times = {"spec_prefetch": 0.8, "spec_always": 1.3, "gate_replay": 0.85, "prefetch_oracle": 0.6}
+    page = answer(with_prefetching(times, {}, quality), quality, tmp_path)
+    assert first_table(page)["exact output"] == "spec_prefetch"
+    assert "| exact output | spec_prefetch | 1.25 | 1.25 (1.12 to 1.38) | exact |" in page
+    assert "not to be used, or without a loss: fetch_belady, prefetch_oracle" in page
+    assert page.count("(spec_prefetch, spec_always) need a predictor that was trained") == 1
+    assert "results/predictors/<model>" in page
+    assert first_table(page[page.index("## s12") :])["exact output"] == "fetch_lfu_decay"  # tried at one budget alone
+
+
+@pytest.mark.parametrize(
+    ("loss", "chosen"),
+    [
+        ((0.3, 0.2, 0.4), "quality_first_prefetch"),  # within the limit
+        ((0.3, -0.5, 1.1), "quality_first"),  # its interval is not
+        ((0.0, 0.0, 0.0), "quality_first"),  # it replaced nothing
+        (None, "quality_first"),  # nobody scored it
+    ],
+    ids=["within", "wide", "without effect", "without a loss"],
+)
+def test_lossy_policies_that_prefetch_are_candidates_by_their_own_loss(quality, tmp_path, loss, chosen):
+    page = answer(
+        with_prefetching({"quality_first_prefetch": 0.3}, {"quality_first_prefetch": loss}, quality), quality, tmp_path
+    )
+    assert first_table(page)["at most 0.5 %"] == chosen
+    assert first_table(page)["exact output"] == "fetch_lfu_decay"
+
+
+def test_without_policies_that_prefetch_no_predictor_is_spoken_of(quality, tmp_path):
+    assert "predictor" not in answer(speed_table(), quality, tmp_path)
+
+
 def test_a_failed_timing_is_named_and_no_candidate(quality, tmp_path):
     page = answer(speed_table(failed="speed_first"), quality, tmp_path)
     assert first_table(page)["at most 2 %"] == "rule_015" and "not timed: speed_first: MemoryError: no" in page
