@@ -190,6 +190,7 @@ def check(config: object, where: str | Mapping[str, str] = "config/config.yaml")
                     "no text is both calibrated and tested on",
                 )
     hosts, this_host = find_hosts(config["hosts"], where["hosts"])
+    prefetch = _prefetch(config, where["prefetch"])  # before `measure`, which names policies of its sheet
     return Settings(
         models={name: sheet[name] for name in config["models"]},
         policies=policies,
@@ -208,7 +209,7 @@ def check(config: object, where: str | Mapping[str, str] = "config/config.yaml")
         hosts=hosts,
         probe=config["probe"],
         measure=_measure(config, sheet, where["measure"]),
-        prefetch=_prefetch(config, where["prefetch"]),
+        prefetch=prefetch,
         sweep=_sweep(config, where["sweep"]),
         experiment_b=_experiment_b(config, where["experiment_b"]),
         tasks=_tasks(config, policies, where["tasks"]),
