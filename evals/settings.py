@@ -60,6 +60,7 @@ class Measure:
 
     models: tuple[str, ...]  # of this run
     slots: tuple[str, ...]
+    prefetch: tuple[str, ...]  # policies of the sheet of those that prefetch
     links: dict[str, tuple[int, int, int]]  # by name of a profile's link: documents a text, tokens each, repeats
 
 
@@ -223,6 +224,12 @@ def _measure(config: dict, sheet: Mapping[str, Model], where: str) -> Measure:
         if name not in sheet:
             found = f"{where}: measure.models names '{name}'"
             raise error(found, f"ids of {config['models_sheet']}", nearest(name, sheet))
+    prefetching = load_policies(config["prefetch"]["sheet"])
+    for name in wanted["prefetch"]:
+        if name not in prefetching or prefetching[name].clairvoyant:
+            found = f"{where}: measure.prefetch names '{name}'"
+            known = {name: policy for name, policy in prefetching.items() if not policy.clairvoyant}
+            raise error(found, f"ids of {config['prefetch']['sheet']} that need no future", nearest(name, known))
     for name, link in wanted["links"].items():
         if link["tokens"] > context:
             found = f"{where}: measure.links.{name}.tokens is {link['tokens']}"
@@ -230,6 +237,7 @@ def _measure(config: dict, sheet: Mapping[str, Model], where: str) -> Measure:
     return Measure(
         models=tuple(name for name in wanted["models"] if name in config["models"]),
         slots=tuple(name for name in wanted["slots"] if name in config["slots"]),
+        prefetch=tuple(wanted["prefetch"]),
         links={
             name: (int(link["documents"]), int(link["tokens"]), int(link["repeats"]))
             for name, link in wanted["links"].items()

@@ -146,6 +146,8 @@ WRONG = {
     "a link without repeats": ("measure.links.disk", {"documents": 4, "tokens": 8}, ["no key 'repeats'"]),
     "a prefetch budget that is not there": ("prefetch.slots", "s26", ["prefetch.slots names 's26'", "mean 's25'"]),
     "no tokens to score decisions on": ("prefetch.tokens", 1, ["prefetch.tokens is 1", "a number from 2"]),
+    "a measured policy of no sheet": ("measure.prefetch", ["mlp2"], ["measure.prefetch names 'mlp2'", "mean 'mlp'"]),
+    "a measured policy of the future": ("measure.prefetch", ["prefetch_oracle"], ["that need no future"]),
     "a sweep at slots that are not there": ("sweep.slots", "s26", ["sweep.slots names 's26'", "mean 's25'"]),
     "an experiment at slots that are not there": (
         "experiment_b.slots",

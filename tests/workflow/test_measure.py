@@ -50,7 +50,7 @@ def story(tmp_path_factory) -> Story:
     scratch = Scratch(tmp_path_factory.mktemp("measure") / "scratch")
     profile = write_profile(scratch.path("config/hosts"))
     links = {"disk": dict(LINK), "sdcard": dict(LINK)}
-    scratch.configure(measure={"models": ["tiny"], "slots": ["s50"], "links": links})
+    scratch.configure(measure={"models": ["tiny"], "slots": ["s50"], "prefetch": ["spec_prefetch"], "links": links})
     told, folder = Story(scratch), scratch.path(TARGET)
     words = ["workflow/scripts/measure_host.py", "results/packed/tiny/own"]
     try:

@@ -247,7 +247,7 @@ def test_prefetching_shows_exact_policies_alone_by_group_with_what_they_fetched_
         "perfect eviction (fetch_belady)",
     ]
     row = points.query("policy == 'spec_prefetch'").iloc[0]
-    numbers = f"{row['speedup']:.3f}\u00d7 {row['speedup_low']:.3f} to {row['speedup_high']:.3f} 2.90 86%"
+    numbers = f"{row['speedup']:.3f}\u00d7 {row['speedup_low']:.3f} to {row['speedup_high']:.3f} 2.90 86 %"
     assert numbers in every and row["taken_share"] == pytest.approx(AHEAD["spec_prefetch"][1])
     faces = {line.get_markerfacecolor() for line in figure.axes[0].lines if line.get_marker() == "s"}
     assert faces == {"white"}  # modelled

@@ -270,6 +270,7 @@ class Scratch:
             "measure": {
                 "models": ["tiny"],
                 "slots": ["s50"],
+                "prefetch": ["spec_prefetch"],
                 "links": {name: dict(LINK) for name in ("disk", "sdcard")},
             },
             "prefetch": {"sheet": "config/prefetch.tsv", "slots": "s50", "tokens": SWEEP_TOKENS},

@@ -98,6 +98,7 @@ rule measure_host:
         host=SETTINGS.hosts[SETTINGS.this_host],
         texts=expand("results/texts/{text}.json", text=SETTINGS.test_texts),
         demand="results/calibration/{model}.safetensors",
+        predictors="results/predictors/{model}/README.md",
     output:
         touch(f"{STAMP}/timed"),
     log:
@@ -109,9 +110,10 @@ rule measure_host:
             f"--link {name} {' '.join(map(str, numbers))}"
             for name, numbers in SETTINGS.measure.links.items()
         ),
-        policies=config["policies_sheet"],
+        sheets=f"{shlex.quote(config['policies_sheet'])} {shlex.quote(config['prefetch']['sheet'])}",
         rows=policy_rows(POLICIES),
-        policy=" ".join(POLICIES),
+        prefetch_rows=PREFETCH_ROWS,
+        policy=" ".join([*POLICIES, *SETTINGS.measure.prefetch]),
         slots=" ".join(
             f"{name}={SETTINGS.slots[name]!r}" for name in SETTINGS.measure.slots
         ),
@@ -121,8 +123,8 @@ rule measure_host:
     shell:
         "python {input.script} --model {wildcards.model} --model-dir {params.model:q} --store {input.store}"
         " {params.widths} --host {input.host} {params.links} --slots {params.slots}"
-        " --policies {params.policies:q} --policy {params.policy} --texts {input.texts} {params.first}"
-        " --demand {input.demand} --threads {params.threads} --out {params.out} 2>&1 | tee {log}"
+        " --policies {params.sheets} --policy {params.policy} --texts {input.texts} {params.first}"
+        " --predictors results/predictors/{wildcards.model} --demand {input.demand} --threads {params.threads} --out {params.out} 2>&1 | tee {log}"
 
 
 rule rescore_runs:
@@ -171,7 +173,9 @@ rule tabulate_measured:
         ),
         script="workflow/scripts/tabulate_measured.py",
         traces=expand("results/traces/{model}", model=MODELS),
-        predictions=expand("results/predictions/{model}", model=MODELS),
+        predictions=expand(
+            "results/predictions/{model}/{kind}", model=MODELS, kind=PREDICTED
+        ),
     output:
         table=reported("results/tables/local/measured.csv"),
         documents="results/tables/local/measured_documents.csv",
@@ -180,7 +184,8 @@ rule tabulate_measured:
         "results/logs/tabulate_measured.log",
     params:
         hosts=" ".join(os.path.dirname(path) for path in MEASURED),
+        predictions=" ".join(f"results/predictions/{model}" for model in MODELS),
         statistics=STATISTICS,
     shell:
-        "python {input.script} --hosts {params.hosts} --traces {input.traces} --predictions {input.predictions}"
+        "python {input.script} --hosts {params.hosts} --traces {input.traces} --predictions {params.predictions}"
         " {params.statistics} --out {output.table} --out-documents {output.documents} --out-errors {output.errors} 2>&1 | tee {log}"

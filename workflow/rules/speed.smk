@@ -32,7 +32,7 @@ rule simulate_host:
         "evals/simulation.py",
         script="workflow/scripts/simulate_host.py",
         traces="results/traces/{model}",
-        predictions="results/predictions/{model}",
+        predictions=expand("results/predictions/{{model}}/{kind}", kind=PREDICTED),
         demand="results/calibration/{model}.safetensors",
         host=lambda wildcards: SETTINGS.hosts[wildcards.host],
     output:
@@ -51,7 +51,7 @@ rule simulate_host:
     shell:
         "python {input.script} --model {wildcards.model} {params.model} --traces {input.traces}"
         " --demand {input.demand} --policies {params.policies:q} --policy {params.policy} --slots {params.slots}"
-        " {params.prefetch} --predictions {input.predictions}"
+        " {params.prefetch} --predictions results/predictions/{wildcards.model}"
         " --host {input.host} --out-times {output.times} --out {output.record} 2>&1 | tee {log}"
 
 

@@ -195,7 +195,7 @@ def numbers(result: dict) -> list[str]:
         "-" if pd.isna(speedup) else f"{speedup:.3f}\u00d7",
         f"{low:.3f} to {high:.3f}" if low < high else "",
         "" if pd.isna(brought) else f"{brought:.2f}",
-        "" if pd.isna(share) else f"{share:.0%}",
+        "" if pd.isna(share) else f"{100 * share:.0f} %",
     ]
 
 
