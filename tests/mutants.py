@@ -39,8 +39,12 @@ OF_LINK, OF_STORE = (f"tests/engine/test_{name}.py::" for name in ("link", "stor
 CHECKPOINT, CONVERSION, DIRECT, EXPERT_TENSORS, SKELETON = (
     f"engine/{name}.py" for name in ("checkpoint", "conversion", "direct", "expert_tensors", "skeleton")
 )
-ENGINE, KERNELS, RECHECK = (f"engine/{name}.py" for name in ("offload_engine", "kernels", "recheck"))
-OF_ENGINE, OF_EXPERTS = (f"tests/engine/test_{name}.py::" for name in ("offload_engine", "experts"))
+ENGINE, KERNELS, PREFETCH, RECHECK = (
+    f"engine/{name}.py" for name in ("offload_engine", "kernels", "prefetch", "recheck")
+)
+OF_ENGINE, OF_EXPERTS, OF_PREFETCH = (
+    f"tests/engine/test_{name}.py::" for name in ("offload_engine", "experts", "prefetch_engine")
+)
 INSIDE, NAMESPACES, ROLES, SYSCALLS = (
     f"evals/cell/{name}.py" for name in ("inside", "namespaces", "roles", "syscalls")
 )
@@ -88,8 +92,8 @@ FAULTS: dict[str, Fault] = {
     ),
     "selection_by_logits_without_the_bias": Fault(
         HOOK,
-        "top_k_weights, scores, logits, layer.stock)",
-        "top_k_weights, logits, logits, layer.stock)",
+        "*chosen, scores, logits, router_input, layer.stock)",
+        "*chosen, logits, logits, router_input, layer.stock)",
         OF_HOOK + "test_law_a_call_carries_what_the_model_chose[deepseek_v3]",
     ),
     "restart_of_one_lane_restarts_all": Fault(
@@ -253,9 +257,27 @@ FAULTS: dict[str, Fault] = {
     # ---- how records travel
     "background_starts_during_a_fetch": Fault(
         LINK,
-        "while not self._closed and (self._fetching or not self._queue):",
-        "while not self._closed and not self._queue:",
+        "while not self._closed and (self._fetching or not self._next()):",
+        "while not self._closed and not self._next():",
         OF_LINK + "test_nothing_starts_in_the_background_while_a_fetch_runs",
+    ),
+    "pieces_start_during_a_fetch": Fault(
+        LINK,
+        "while not self._closed and (self._fetching or not self._next()):",
+        "while not self._closed and not self._next():",
+        OF_LINK + "test_a_fetch_waits_for_the_piece_in_flight_and_for_no_other",
+    ),
+    "pieces_after_background_loads": Fault(
+        LINK,
+        "return self._agenda[0] if self._agenda else self._queue[0] if self._queue else None",
+        "return self._queue[0] if self._queue else self._agenda[0] if self._agenda else None",
+        OF_LINK + "test_prefetches_go_before_background_loads_which_are_not_broken_off",
+    ),
+    "former_agenda_goes_on": Fault(
+        LINK,
+        "            for prefetch in self._agenda:\n                prefetch.granted = 0\n",
+        "            agenda = [*((p, p.granted) for p in self._agenda), *agenda]\n",
+        OF_LINK + "test_a_new_agenda_replaces_the_former_and_the_piece_in_flight_ends",
     ),
     "fetch_beside_the_record_in_transit": Fault(
         LINK,
@@ -312,6 +334,36 @@ FAULTS: dict[str, Fault] = {
         "wanted[int(self.slots.row_of_slot[layer, slot])] = expert, 0\n",
         "wanted.setdefault(int(self.slots.row_of_slot[layer, slot]), (expert, 0))\n",
         OF_ENGINE + "test_a_failed_background_load_is_reported_and_no_slot_claims_it[next_step]",
+    ),
+    "prefetched_part_taken_for_the_whole": Fault(
+        PREFETCH,
+        "first = self._parts[coming.here - 1][1]",
+        "first = self._parts[-1][1]",
+        OF_PREFETCH + "test_what_is_there_in_part_is_taken_and_the_rest_is_fetched",
+    ),
+    "prefetched_part_read_again": Fault(
+        PREFETCH,
+        "return Taken(row, left, first)",
+        "return Taken(row, left, 0)",
+        OF_PREFETCH + "test_what_is_there_in_part_is_taken_and_the_rest_is_fetched",
+    ),
+    "prefetched_row_stages_on": Fault(
+        "engine/slots.py",
+        "self.row_of_slot[layer, slot], self.staging_rows[number] = row, old",
+        "self.row_of_slot[layer, slot] = row",
+        OF_PREFETCH + "test_who_knows_the_future_takes_what_has_come_and_reads_nothing_twice[pieces-7-fetch_lfu_decay]",
+    ),
+    "prefetched_and_fetched_all_the_same": Fault(
+        ENGINE,
+        "taken = self.ahead.take(layer, expert, slot) if self.ahead and not due else None",
+        "taken = None",
+        OF_PREFETCH + "test_who_knows_the_future_takes_what_has_come_and_reads_nothing_twice[pieces-7-fetch_lfu_decay]",
+    ),
+    "log_decided_again_without_prefetches": Fault(
+        RECHECK,
+        "taken = self._experts_by_step(layer, TAKEN)",
+        "taken = defaultdict(list)",
+        OF_PREFETCH + "test_a_lossy_runs_log_forced_upon_the_emulator_gives_its_losses[rule_015-real]",
     ),
     "due_load_not_waited_for": Fault(
         ENGINE,
