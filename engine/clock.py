@@ -397,8 +397,9 @@ def _compiled(decision_hash: str):
                 if prefetching:
                     _release(line, layer)
                     if layer < layers - 1:
-                        compute_s += _compute(line, times, totals, times.predict_s)
-                        work_s += times.predict_s
+                        if records == 0.0:  # else it was foretold while they were read
+                            compute_s += _compute(line, times, totals, times.predict_s)
+                            work_s += times.predict_s
                         plan(state.experts, layer, ahead.names[t], ahead.claims[t], ahead.window, line.entries)
                         _disown(line)
                 _start(line, times, totals)

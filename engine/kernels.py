@@ -71,6 +71,16 @@ def _together(weight, stride, rows, inputs, outputs):
         _block(weight, stride, rows, inputs, outputs, job)
 
 
+@njit(cache=True, nogil=True)
+def to_chances(claims, top_k, odds):
+    """In place: claims [n, N], falling, as chances to be among the K chosen (engine.predictors.chances)."""
+    for n in range(claims.shape[0]):
+        bar = max(claims[n, min(top_k, claims.shape[1] - 1)], 1e-37)
+        for i in range(claims.shape[1]):
+            ratio = odds * min(claims[n, i] / bar, 1e3) ** 4
+            claims[n, i] = ratio / (1.0 + ratio)
+
+
 @njit(**_OPTIONS)
 def _foretell(weight, x, bias, experts, ids, claims):
     """As `foretell`; weight [n E D] flat, x [D]."""

@@ -150,8 +150,8 @@ class Link:
         self._carrier.start()
 
     # ---- foreground --------------------------------------------------------------------------------------------------
-    def fetch(self, places: Sequence[Place]) -> None:
-        """Bring all of them; back when they are in.
+    def fetch(self, places: Sequence[Place], meanwhile: Callable[[], object] | None = None) -> None:
+        """Bring all of them; back when they are in. meanwhile: what the caller does while others read.
 
         Raises UserError where one could not be read, after the others are in; what its target holds is undefined.
         """
@@ -162,7 +162,7 @@ class Link:
                 while self._transit:
                     self._turn.wait()
             begin_s = time.perf_counter()
-            self._readers.read_all(lambda place: self._bring(place, begin_s, foreground=True), places)
+            self._readers.read_all(lambda place: self._bring(place, begin_s, foreground=True), places, meanwhile)
 
     @contextmanager
     def hold(self) -> Iterator[None]:

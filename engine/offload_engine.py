@@ -24,6 +24,8 @@ experts were taken from it.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
@@ -168,7 +170,7 @@ class Engine(PhasedHandler):
         decided, moves = self._decide(call, None, self.ahead.due(layer) if self.ahead else None)
         moves = np.concatenate([arrived, moves])
         self._written.append(layer, decided, moves)
-        self._bring(layer, moves)
+        self._bring(layer, moves, partial(self.ahead.foretell, call) if self.ahead else None)
         if self.ahead:
             self.ahead.drop(layer)
             self.ahead.plan(call, self.residency.state.experts)
@@ -223,13 +225,13 @@ class Engine(PhasedHandler):
         cancel_load(*(array[layer] for array in self.residency.state), expert)
         self.slots.forget(layer, expert)
 
-    def _bring(self, layer: int, moves: np.ndarray) -> None:
-        """Wait until everything that this event runs is there."""
+    def _bring(self, layer: int, moves: np.ndarray, meanwhile: Callable[[], object] | None) -> None:
+        """Wait until everything that this event runs is there. meanwhile: done while records are read, if any are."""
         if not len(moves):
             return
         began = time.perf_counter()
         with self.link.hold():
-            self._read([(row, *what) for row, what in self._wanted(layer, moves).items()], layer)
+            self._read([(row, *what) for row, what in self._wanted(layer, moves).items()], layer, meanwhile)
         self.stalled_s += time.perf_counter() - began
 
     def _wanted(self, layer: int, moves: np.ndarray) -> dict[int, tuple[int, int]]:
@@ -262,13 +264,16 @@ class Engine(PhasedHandler):
         self.failures.append(f"layer {layer}, expert {expert}: {transfer.error}")
         return False
 
-    def _read(self, wanted: list[tuple[int, int, int]], layer: int) -> None:
+    def _read(
+        self, wanted: list[tuple[int, int, int]], layer: int, meanwhile: Callable[[], object] | None = None
+    ) -> None:
         """(row, expert, byte from which it lacks) of one layer, in the foreground."""
         rows = [row for row, _, _ in wanted]
         self.slots.held[rows] = NOBODY
         lacking = [(row, layer, *what) for row, *what in wanted if what[1] < self.slots.layout.record_bytes]
         for first in range(0, len(lacking), AT_ONCE):
-            self.link.fetch([self.slots.place(*one) for one in lacking[first : first + AT_ONCE]])
+            self.link.fetch([self.slots.place(*one) for one in lacking[first : first + AT_ONCE]], meanwhile)
+            meanwhile = None
         self.slots.held[rows] = [expert for _, expert, _ in wanted]
 
     def _issue(self, layer: int, slot: int, expert: int) -> None:

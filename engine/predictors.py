@@ -44,7 +44,7 @@ PREDICTORS = ("gate_replay", "markov", "mlp", "oracle", "random", "spec_prefetch
 TRAINED = {"markov": ("following",), "mlp": ("hidden", "output"), "spec_prefetch": ("A", "B")}  # kind: its arrays
 SCHEMA = "predictor-1"
 RANDOM_SEED = 3141
-ODDS = np.exp(-1.0)  # of being chosen, of an expert whose claim is just that of the first that is not
+ODDS = float(np.exp(-1.0))  # of being chosen, of an expert whose claim is just that of the first that is not
 _TRAIN = "train it again (workflow/scripts/train_predictors.py)"
 
 
@@ -110,9 +110,9 @@ def chances(claims: np.ndarray, top_k: int) -> np.ndarray:
     Ours: the odds were fitted on calibration text over what was not resident, where exponents of 3 to 5 came out for
     gate replay, adapter and MLP. A claim keeps its place in the order; zero stays zero.
     """
-    bar = np.maximum(claims[..., min(top_k, claims.shape[-1] - 1), None], np.finfo(np.float32).tiny)
-    odds = ODDS * np.minimum(claims / bar, 1e3) ** 4
-    return odds / (1 + odds)
+    found = np.array(claims, np.float64)
+    kernels.to_chances(found.reshape(-1, found.shape[-1]), top_k, ODDS)
+    return found
 
 
 # ---- predictors ------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ dropped. So under a `fetch` rule the decisions and the output are those without 
     staged = ahead.due(layer)                       # [1, R], for the decision
     taken = ahead.take(layer, expert, slot)         # of every expert that it fetches: its new row, and what it lacks
     ahead.drop(layer)                               # the others were named in vain
+    ahead.foretell(call)                            # at the latest by `plan`
     ahead.plan(call, residency.state.experts)       # once the event has what it runs, before it is computed
 """
 
@@ -45,6 +46,7 @@ class Prefetching:
         self._window = window._replace(pieces=pieces, piece_s=record_s / pieces)
         self._entries = new_entries(len(slots.staging_rows))
         self._coming: list[Prefetch | None] = [None] * len(self._entries)
+        self._named: tuple[np.ndarray, np.ndarray] | None = None  # what this event's anchor says
         self.clear()
 
     def clear(self) -> None:
@@ -87,6 +89,7 @@ class Prefetching:
 
     def drop_all(self) -> None:
         """Nothing is on the way any more but a piece in transit, for which every fetch waits."""
+        self._named = None
         self._link.schedule([])
         for i, coming in enumerate(self._coming):
             if coming:
@@ -94,15 +97,21 @@ class Prefetching:
                 self._free(i)
 
     # ---- the agenda --------------------------------------------------------------------------------------------------
+    def foretell(self, call: Call) -> None:
+        """What the next layers will choose; while the event's own records are read, if some are."""
+        if call.layer + 1 < self._predictor.layers:
+            self._named = self._predictor.names(call.layer, call.router_input, self._window.names + 1)  # [H, N]
+
     def plan(self, call: Call, experts: np.ndarray) -> None:
         """Tell the link what may start until the next event. experts [L, E] EXPERT of the residency."""
-        predictor, layer = self._predictor, call.layer
-        if layer + 1 < len(experts):
-            ids, claims = predictor.names(layer, call.router_input, self._window.names + 1)  # [H, N]
+        if self._named is None:
+            self.foretell(call)
+        if self._named is not None:
             self._look()
-            plan(experts, layer, ids, claims, self._window, self._entries)
+            plan(experts, call.layer, *self._named, self._window, self._entries)
             self._link.schedule(self._agenda())
-        predictor.observe(layer, call.index)
+        self._named = None
+        self._predictor.observe(call.layer, call.index)
 
     def _agenda(self) -> list[tuple[Prefetch, int]]:
         granted = []

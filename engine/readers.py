@@ -53,19 +53,24 @@ class Readers:
         for thread in self._threads:
             thread.start()
 
-    def read_all(self, read: Callable[[Any], object], items: Sequence[Any]) -> None:
+    def read_all(
+        self, read: Callable[[Any], object], items: Sequence[Any], meanwhile: Callable[[], object] | None = None
+    ) -> None:
         """read(item) for all items. Where some raise, the others are read all the same, then the first error is raised.
 
+        meanwhile: what the caller does while the others have begun to read, before it reads too.
         An interrupt of the caller leaves items that were not begun unread, and is raised when no reader is at work any
         more: what they write to may be given back then.
         """
-        if len(items) == 1:
+        if len(items) == 1 and not meanwhile:
             read(items[0])
             return
         batch = _Batch(read, items)
         try:
-            for _ in range(min(len(items), self.depth) - 1):
+            for _ in range(min(len(items) - (not meanwhile), self.depth - 1)):
                 self._batches.put(batch)
+            if meanwhile:
+                meanwhile()
             batch.work(Exception)
         finally:
             self._settle(batch)

@@ -113,6 +113,8 @@ def test_golden_a_lossy_rule_fetches_what_has_been_brought_and_substitutes_the_r
 def test_golden_what_a_predictor_takes_is_compute():
     found = play(WANTS_5, SAYS_5, predict_s=(("gate_replay", 0.5),))
     assert found.compute_s.tolist() == [15.5]  # once: no layer follows the last one
+    busy = [[{6: 0.75, 0: 0.25}, {5: 0.75, 0: 0.25}]]
+    assert play(busy, SAYS_5, predict_s=(("gate_replay", 0.5),)).compute_s.tolist() == [15.0]  # while 6 is fetched
 
 
 # ---- laws ------------------------------------------------------------------------------------------------------------

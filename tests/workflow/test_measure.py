@@ -22,8 +22,8 @@ from engine.measured_run import cell_of, load_run, records
 
 MEASURING = {"inflate_model", "pack_store", "measure_host", "rescore_runs"}
 LINK = {"documents": 2, "tokens": 4, "repeats": 2}
-RUNS = 3 * 2 * 2 * len(TEST)  # policies, links, repeats, texts
-KILLED_AFTER = 4  # runs, and the warm-up
+RUNS = 4 * 2 * 2 * len(TEST)  # policies, links, repeats, texts
+KILLED_AFTER = 4  # runs, and two warm-ups
 TARGET = "results/measured/box"
 
 
@@ -54,7 +54,7 @@ def story(tmp_path_factory) -> Story:
     told, folder = Story(scratch), scratch.path(TARGET)
     words = ["workflow/scripts/measure_host.py", "results/packed/tiny/own"]
     try:
-        scratch.kill_in_the_middle(TARGET, words=words, runs=1 + KILLED_AFTER + 1)
+        scratch.kill_in_the_middle(TARGET, words=words, runs=2 + KILLED_AFTER + 1)
     except AssertionError:
         if any("O_DIRECT" in log.read_text() for log in scratch.path("results/logs").rglob("*.log")):
             pytest.skip("the scratch folder is on a file system without O_DIRECT: no run may be timed there")

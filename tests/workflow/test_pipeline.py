@@ -44,6 +44,7 @@ from engine.log import count, load_log
 from engine.policies import load_policies
 
 SWEEP = load_policies(ROOT / "config" / "sweep.tsv")
+PREFETCHING = load_policies(ROOT / "config" / "prefetch.tsv")
 VICTIM = "quality_first"
 FAILED_CELL = (8, "bible_test")  # 8 slots are s50
 FIGURES = ("agreement_by_mass", "claims_by_documents", "experiment_b", "loss_and_misses_by_slots", "loss_by_bundle")
@@ -434,7 +435,8 @@ def test_agreement_a_decision_log_scored_again_gives_its_cell_and_another_log_is
 def test_law_speeds_are_relative_to_the_baseline_and_a_host_without_a_profile_is_left_out(story):
     table = pd.read_csv(story.whole / "tables" / "local" / "speed.csv")
     assert set(table["host"]) == set(HOSTS) - {"local"} and (table["status"] == "ok").all()
-    assert len(table) == (len(HOSTS) - 1) * len(POLICIES) * len(SLOTS) * (len(TEST) + 1)
+    cells = len(POLICIES) * len(SLOTS) + len(PREFETCHING)  # these at one budget
+    assert len(table) == (len(HOSTS) - 1) * cells * (len(TEST) + 1)
     assert (table[table["policy"] == "fetch_lfu_decay"]["speedup"] == 1).all()
     assert (table[["speedup_low", "speedup_high"]].dropna() > 0).all(axis=None)  # however few the documents
     pooled = table[table["text"] == "all"].set_index(["host", "slots", "policy"])
