@@ -8,10 +8,14 @@ fails keeps its reason and lets the rest go on.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from threading import Lock
 
 import numpy as np
 import yaml
@@ -106,62 +110,57 @@ def simulate_cells(
     *,
     keep: Callable[[str, dict[str, np.ndarray]], None],
     named: Callable[[str, str], Named] | None = None,
+    threads: int = 1,
     progress: Callable[[int], None] = lambda tokens: None,
 ) -> list[dict]:
     """Rows of all cells; `keep("<link>/<policy>/<slots>/<text>", arrays)` stores token_s, stall_s [T] and delays.
 
     geometry: or why the model has none; then every cell fails for that reason. named: of a predictor and a text, what
     it names. A lossy policy that prefetches decides by what arrives in time: executed and weights are kept too.
+    threads: cells at once; the compiled scan holds no lock.
     """
     links, _ = offload_links(host)
+    cells = list(itertools.product(links.values(), policies, slot_percents.items(), traces))
     rows = []
-    for link in links.values():
-        for policy in policies:
-            for slots_id, percent in slot_percents.items():
-                for trace in traces:
-                    name, slots = text_of(trace), slots_from_percent(trace.experts, percent)
-                    row = {
-                        "link": link.name,
-                        "link_kind": link.kind,
-                        "link_status": link.status,
-                        "policy": policy.id,
-                        "slots": slots_id,
-                        "slots_percent": percent,
-                        "slots_count": slots,
-                        "text": name,
-                    }
-                    started = time.perf_counter()
-                    try:
-                        if isinstance(geometry, UserError):
-                            raise geometry
-                        check_slots(slots, trace.experts, trace.top_k)
-                        trace.check_policy(policy)
-                        timing = Timing.of(host, link.name, geometry, slots)
-                        logged = bool(policy.prefetch) and not policy.lossless
-                        said = named(policy.prefetch, name) if policy.prefetch else None
-                        found = simulate(trace, policy, timing, demand=demand, named=said, keep_log=logged)
-                        limit = found.work_s + found.foreground * (
-                            timing.expert_bytes / limit_bytes_per_s(host, link.name)
-                        )
-                        arrays = {
-                            "token_s": found.token_s.astype(np.float32),
-                            "stall_s": found.stall_s.astype(np.float32),
-                            "delays": found.delays,
-                        }
-                        if logged:
-                            arrays |= {part: getattr(found.log, part) for part in LOGGED}
-                        keep(f"{link.name}/{policy.id}/{slots_id}/{name}", arrays)
-                        row = (
-                            found.summary()
-                            | row
-                            | {"status": "ok", "limit_token_s": float(limit[1:].mean() if len(limit) > 1 else limit[0])}
-                        )
-                    except CELL_FAILURES as exc:
-                        row |= {"status": "failed", "reason": f"{type(exc).__name__}: {' '.join(str(exc).split())}"}
-                    row["wall_s"] = round(time.perf_counter() - started, 3)
-                    progress(trace.tokens)
-                    rows.append(row)
+    with ThreadPoolExecutor(threads) as pool:
+        work = partial(_simulate_cell, host, geometry, demand, named)
+        for (*_, trace), (row, arrays) in zip(cells, pool.map(work, cells), strict=True):
+            if arrays is not None:
+                keep("/".join(row[name] for name in ("link", "policy", "slots", "text")), arrays)
+            rows.append(row)
+            progress(trace.tokens)
     return rows
+
+
+def _simulate_cell(host, geometry, demand, named, cell) -> tuple[dict, dict[str, np.ndarray] | None]:
+    """The row of one (link, policy, (slots, percent), trace), and its arrays where it has not failed."""
+    link, policy, (slots_id, percent), trace = cell
+    text, slots = text_of(trace), slots_from_percent(trace.experts, percent)
+    row = {"link": link.name, "link_kind": link.kind, "link_status": link.status, "policy": policy.id}
+    row |= {"slots": slots_id, "slots_percent": percent, "slots_count": slots, "text": text}
+    arrays, started = None, time.perf_counter()
+    try:
+        if isinstance(geometry, UserError):
+            raise geometry
+        check_slots(slots, trace.experts, trace.top_k)
+        trace.check_policy(policy)
+        timing = Timing.of(host, link.name, geometry, slots)
+        logged = bool(policy.prefetch) and not policy.lossless
+        said = named(policy.prefetch, text) if policy.prefetch else None
+        found = simulate(trace, policy, timing, demand=demand, named=said, keep_log=logged)
+        limit = found.work_s + found.foreground * (timing.expert_bytes / limit_bytes_per_s(host, link.name))
+        arrays = {
+            "token_s": found.token_s.astype(np.float32),
+            "stall_s": found.stall_s.astype(np.float32),
+            "delays": found.delays,
+        }
+        if logged:
+            arrays |= {part: getattr(found.log, part) for part in LOGGED}
+        limit_s = float(limit[1:].mean() if len(limit) > 1 else limit[0])
+        row = found.summary() | row | {"status": "ok", "limit_token_s": limit_s}
+    except CELL_FAILURES as exc:
+        row |= {"status": "failed", "reason": f"{type(exc).__name__}: {' '.join(str(exc).split())}"}
+    return row | {"wall_s": round(time.perf_counter() - started, 3)}, arrays
 
 
 @dataclass(frozen=True)
@@ -187,8 +186,13 @@ class Predicted:
         self._folder = Path(folder)
         self._traces = {text_of(t): t.file if isinstance(t, Loaded) else t for t in traces}
         self._read: dict[tuple[str, str], Said] = {}
+        self._lock = Lock()
 
     def __call__(self, predictor: str, text: str) -> Said:
+        with self._lock:
+            return self._of(predictor, text)
+
+    def _of(self, predictor: str, text: str) -> Said:
         if (predictor, text) not in self._read:
             found = Predictions(self._folder / predictor / f"{text}.safetensors")
             found.check(self._traces[text])

@@ -16,7 +16,9 @@
    records, which keeps as many reads in flight as the plain threads do, and `events`, a fetch of as many records as
    readers, over and over, which also waits for the slowest of each. Median and quartiles of the rounds.
 
-6., 7. resident and memory, of the engine: tests/bench_engine.py.
+6., 7., 8. resident, memory and predictor, of the engine: tests/bench_engine.py.
+9. scheduler: microseconds of one plan over E=512 experts, 10 names of each of two layers and four rows, called from
+   Python as the engine does. Why it matters: it stands in every event of a decoded token; 20 are allowed.
 
     make bench        or        python tests/bench.py [--model-dir FOLDER] [--only decision]
 """
@@ -43,6 +45,7 @@ from engine.residency import Demand, Residency, slots_from_percent
 ROOT = Path(__file__).parent.parent
 EVENTS, EXPERTS, TOP_K, SLOTS = 20_000, 512, 10, 128
 SEED = 7
+ONLY = ("decision", "emulator", "engine", "fetch", "lru", "scheduler", "simulator")
 
 
 def drifting_logits(events: int, experts: int, spread: float, memory: float, seed: int) -> np.ndarray:
@@ -388,10 +391,31 @@ def _tokens(model_dir: str, text: str, count: int):
     return torch.tensor((ids * (count // len(ids) + 1))[:count])
 
 
+def bench_scheduler() -> dict:
+    """Plans of one sequence of events: entries go on from one to the next."""
+    from engine.decision import EXPERT, STAGED
+    from engine.scheduler import Window, new_entries, plan
+
+    random = np.random.default_rng(SEED)
+    experts = np.zeros((48, EXPERTS), EXPERT)
+    experts["slot"] = np.where(random.random(experts.shape) < SLOTS / EXPERTS, 0, -1)
+    experts["load_slot"] = -1
+    named = [random.permuted(np.arange(EXPERTS, dtype=np.int32))[None, :11].repeat(2, 0) for _ in range(1000)]
+    claims = np.linspace(0.9, 0.1, 11)[None].repeat(2, 0)
+    window, entries, took = Window(np.array([2e-3, 4e-3]), 3e-4, 4, TOP_K, True), new_entries(STAGED), []
+    for event, names in enumerate(named):
+        began = time.perf_counter()
+        plan(experts, event % 47, names, claims, window, entries)
+        took.append(time.perf_counter() - began)
+    median, high = 1e6 * np.median(took[1:]), 1e6 * np.quantile(took[1:], 0.99)  # the first compiles
+    print(f"scheduler: {median:.1f} microseconds a plan, 99 % within {high:.1f} (20 allowed)")
+    return {"us": median, "us_99": high}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model-dir", help="default: the embedded reference model, unpacked")
-    parser.add_argument("--only", choices=["decision", "emulator", "engine", "fetch", "lru", "simulator"])
+    parser.add_argument("--only", choices=ONLY)
     parser.add_argument("--dir", help="a folder on the disk whose reads are timed; default: that of temporary files")
     parser.add_argument("--tokens", type=int, default=8192)
     parser.add_argument("--chunk", type=int, default=1024)
@@ -403,6 +427,8 @@ def main() -> None:
         results["decision"] = bench_decision()
     if a.only in (None, "simulator"):
         results["simulator"] = bench_simulator(a.repeats)
+    if a.only in (None, "scheduler"):
+        results["scheduler"] = bench_scheduler()
     if a.only in (None, "lru"):
         results["lru"] = bench_lru(4 * a.repeats)
     if a.only in (None, "fetch"):

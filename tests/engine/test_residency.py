@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from policy_cases import POLICIES, residency
 
+from engine.decision import FETCH, FETCHED, SUBSTITUTE, TAKEN
 from engine.errors import UserError
 
 CHOSEN = np.array([[0, 1, 2, 3], [4, 5, 6, 7]])
@@ -116,3 +117,36 @@ def test_bug_a_weight_of_exactly_tau_in_float32_is_fetched():
     state.decide(0, 0, CHOSEN[1:], WEIGHTS[1:], SCORES[1:])  # 4 5 6 7 resident
     log, _ = state.decide(0, 0, CHOSEN[:1], weights, SCORES[:1])  # 3 weighs 0.7 and ranks last
     assert log.kind[0, 3] == 1
+
+
+# ---- what a prefetch has brought -------------------------------------------------------------------------------------
+@pytest.mark.parametrize("staged", [np.zeros((3, 4)), np.full((2, 4), 16), np.full((2, 4), -2)])
+def test_staged_records_that_do_not_fit(staged):
+    with pytest.raises(UserError, match="pass one row an event"):
+        held().decide(0, 0, CHOSEN, WEIGHTS, SCORES, staged=staged)
+
+
+def test_golden_only_as_many_are_staged_as_there_are_rows_and_residents_do_not_count():
+    """Cold, substitute_all: event 0 fills the slots. Of event 1's list, 9 and 8 are not there; 0 to 3 are resident."""
+    one = held("substitute_all")
+    _, moves = one.decide(0, 0, CHOSEN[:1], WEIGHTS[:1], SCORES[:1])
+    assert set(moves["cause"]) == {FETCHED}  # nobody could stand in
+    event = [np.array([[4, 5, 6, 7]]), WEIGHTS[:1], SCORES[:1]]
+    staged = np.array([[0, 1, 2, 9, 8, -1, 10, 4, 5]])  # 4 is the fourth that is not resident, 5 the fifth
+    log, moves = one.decide(0, 0, *event, staged=staged)
+    assert [(int(m["expert"]), int(m["cause"])) for m in moves] == [(4, TAKEN)]
+    assert log.kind.tolist() == [[FETCH, SUBSTITUTE, SUBSTITUTE, SUBSTITUTE]]
+
+
+@pytest.mark.parametrize("name", [name for name, p in POLICIES.items() if p.lossless and p.eviction != "belady"])
+def test_law_under_fetch_nothing_but_the_cause_of_a_move_knows_what_was_staged(name, router_trace):
+    trace = router_trace(5, T=200)
+    plain, with_them = held(name), held(name)
+    staged = np.random.default_rng(3).integers(-1, 16, (200, 4))
+    log, moves = plain.decide(0, 0, trace.chosen, trace.weights, trace.scores)
+    other, moved = with_them.decide(0, 0, trace.chosen, trace.weights, trace.scores, staged=staged)
+    assert all(a.tobytes() == b.tobytes() for a, b in zip(log, other, strict=True))
+    for column in ("step", "expert", "slot", "victim"):
+        assert (moves[column] == moved[column]).all()
+    if not POLICIES[name].in_place:
+        assert TAKEN in moved["cause"] and TAKEN not in moves["cause"]

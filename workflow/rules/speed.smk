@@ -48,11 +48,12 @@ rule simulate_host:
         slots=SLOTS,
         prefetch=PREFETCH,
         prefetch_rows=PREFETCH_ROWS,
+        threads=SETTINGS.threads,
     shell:
         "python {input.script} --model {wildcards.model} {params.model} --traces {input.traces}"
         " --demand {input.demand} --policies {params.policies:q} --policy {params.policy} --slots {params.slots}"
         " {params.prefetch} --predictions results/predictions/{wildcards.model}"
-        " --host {input.host} --out-times {output.times} --out {output.record} 2>&1 | tee {log}"
+        " --host {input.host} --threads {params.threads} --out-times {output.times} --out {output.record} 2>&1 | tee {log}"
 
 
 rule score_delayed:

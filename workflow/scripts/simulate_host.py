@@ -40,6 +40,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, help="D of the inflated model; default its own")
     parser.add_argument("--expert-width", type=int, help="F of the inflated model; default its own")
     parser.add_argument("--dtype", default="bfloat16", help="of the model that is timed")
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out-times", required=True)
     parser.add_argument("--out", required=True)
     a = parser.parse_args()
@@ -73,7 +74,8 @@ def main() -> None:
             runs.append((prefetching, percents([a.prefetch_slots])))
         cells = len(links) * sum(len(those) * len(budgets) for those, budgets in runs)
         progress = Progress(f"simulate {a.model} on {host.id}", cells * sum(trace.tokens for trace in traces))
-        options = {"keep": keep, "named": Predicted(a.predictions or "", traces), "progress": progress.advance}
+        options = {"keep": keep, "named": Predicted(a.predictions or "", traces), "threads": a.threads}
+        options["progress"] = progress.advance
         for those, budgets in runs:
             record["cells"] += simulate_cells(host, geometry, traces, those, budgets, demand, **options)
         record["host"] = {"id": host.id, "status": host.status, "fingerprint": host.fingerprint, "quick": host.quick}
