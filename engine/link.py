@@ -258,16 +258,16 @@ class Link:
     def _bring(self, place: Place, begin_s: float, *, foreground: bool = False, prefetch: bool = False) -> None:
         """begin_s: when the link was asked, the same for all records of a fetch."""
         size = read_record(self.store, place.layer, place.expert, place.target, place.first)
-        if self.limits:
-            self._hold_back(begin_s, size)
+        if limits := self.limits:  # once: `restart` lifts them while a piece may be held back
+            self._hold_back(begin_s, size, limits)
         if place.arrived:
             place.arrived()  # a record is in when it is all the way in
         self._journal.extend(_entry(begin_s, time.perf_counter(), size, foreground, prefetch))  # atomic
 
-    def _hold_back(self, begin_s: float, size: int) -> None:
+    def _hold_back(self, begin_s: float, size: int, limits: Affine) -> None:
         with self._booking:
-            start_s = max(self._free_at_s, begin_s + self.limits.overhead_s)
-            date_s = self._free_at_s = start_s + size / self.limits.bytes_per_s
+            start_s = max(self._free_at_s, begin_s + limits.overhead_s)
+            date_s = self._free_at_s = start_s + size / limits.bytes_per_s
         if (left_s := date_s - time.perf_counter()) > _WATCHED_S:
             time.sleep(left_s - _WATCHED_S)  # without the GIL
         while time.perf_counter() < date_s:

@@ -24,10 +24,10 @@ from safetensors.numpy import save_file
 
 from engine.errors import error
 from engine.files import atomic
+from engine.scheduler import HORIZONS
 from engine.trace_file import TraceFile
 
 SCHEMA = "predictions-1"
-HORIZONS = 2  # H: layers ahead that a predictor speaks of
 _DTYPES = {"ids": "I16", "claims": "F16"}
 
 

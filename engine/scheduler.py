@@ -11,9 +11,9 @@ them one after another. Ours: the paper's released material does not hold its sc
 * `bounded`: a piece is granted only if it is expected to end before its layer has routed, counted from now, all granted
   before it included. What no longer fits is late: it gets nothing, and the event of its layer drops it. Nor is one
   granted that costs the compute beside it more than it is expected to save, its claim times its share of a fetch.
-* A candidate without a row takes a free one, else that of what is not a candidate any more, else that of the lowest
-  claim below its own: of a farther layer, or of the same with a lower probability. Nobody loses a row to a lower claim,
-  and no resident loses its slot: only the event that chooses an expert gives it one.
+* A candidate without a row takes a free one, else that of what is not a candidate any more, else that of the last
+  candidate behind it: of a farther layer, whatever its chance, because it is needed later and named again before, or of
+  the same layer with a lower claim. No resident loses its slot: only the event that chooses an expert gives it one.
 
 Axes: R rows, H horizons, N names, L layers, E experts. Written once for simulator and engine; knows no clock.
 """
@@ -25,6 +25,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
+HORIZONS = 2  # H: layers ahead that a predictor looks
 ENTRY = np.dtype(
     [
         ("layer", np.int32),  # -1: the row is free

@@ -25,9 +25,8 @@ import numpy as np
 from engine.errors import error, nearest
 from engine.geometry import Geometry
 from engine.host_times import Host, Link
-from engine.scheduler import Window
+from engine.scheduler import HORIZONS, Window
 
-HORIZONS = 2  # layers ahead that a predictor looks
 PAGE = 4096  # pieces are read past the page cache
 PIECES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 

@@ -7,12 +7,12 @@ all pairs (l, h) at once,
     loss = sum over pairs of w_h KL(p_{l+h} || q_{l,h}),  w_1 = 2, w_2 = 1,  p the softmax of the router of layer l + h,
 
 by AdamW with gradients clipped to a norm of 0.5. What is kept is the epoch with the lowest loss on the documents held
-out. The adapter's learning rate is P2's, 1e-4, and so that some 20,000 tokens of calibration text have steps enough,
+out. The adapter's learning rate is P2's, 1e-4, and so that some 15,000 tokens of calibration text have steps enough,
 its steps are small; the multilayer predictor, a rival, has the rate that suited it best. Everything is on one thread,
 so that the same seeds give the same bits.
 
     data = join([record(model, attachment, text, context=1024, bos=bos) for text in texts])
-    trained = train("spec_prefetch", data, routers_of(attachment), attachment.sigmoid, rank=32, learning_rate=1e-3)
+    trained = train("spec_prefetch", data, routers_of(attachment), attachment.sigmoid, rank=32, learning_rate=1e-4)
 
 Memory holds router inputs and logits of all tokens: 4 T L (D + E) bytes, and twice 4 T P E for the pairs.
 

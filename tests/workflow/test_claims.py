@@ -726,3 +726,10 @@ def test_a_figure_of_nothing(run, tmp_path):
     assert run_script("plot_claims_by_documents.py", "--table", tmp_path / "none.csv", *flags).code == 0
     ended = run_script("plot_claims_by_documents.py", "--table", tmp_path / "nowhere.csv", *flags)
     assert "nowhere.csv" in ended.message
+
+
+def test_golden_what_is_not_faster_beyond_doubt_does_not_replace_the_baseline():
+    lows = {"fetch_lfu_decay": 1.0, "doubtful": 0.99, "by_a_hair": 1.004, "faster": 1.006, "no_interval": np.nan}
+    found = pd.DataFrame({"policy": list(lows), "speedup_low": list(lows.values())})
+    kept = pictures.module(ROOT / "workflow/scripts/write_answer.py").faster(found)
+    assert list(kept["policy"]) == ["fetch_lfu_decay", "faster", "no_interval"]

@@ -36,7 +36,7 @@ from evals.figures import (
     set_loss_scale,
 )
 from evals.measured_tables import ENGINE, LOSS, SIMULATOR, SPEEDUP, read_measured
-from evals.speed_figures import NAMED_GAPS, bounds, change, compared, interval, primary_slots, say, times
+from evals.speed_figures import NAMED_GAPS, bounds, change, interval, primary_slots, say, times
 
 COLUMNS = ["model", "size", "host", "profile_quick", "link", "link_status", "policy", "miss_rule", "eviction"]
 COLUMNS += ["prefetch", "schedule", "instrument", "slots", "slots_percent", "slots_count", "experts", "text", *SPEEDUP]
@@ -68,7 +68,6 @@ def draw(table: pd.DataFrame):
     if table.empty:
         return nothing()
     shown = pd.concat([own[own["slots"] == primary_slots(table, model)] for model, own in table.groupby("model")])
-    shown = compared(shown)
     style = looks(shown)
     machines = list(shown.drop_duplicates(["host", "link"])[["host", "link"]].itertuples(index=False, name=None))
     labels = list(shown["label"].unique())
