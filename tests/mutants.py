@@ -35,6 +35,7 @@ LINK, PACK, READERS, STORE = (f"engine/{name}.py" for name in ("link", "pack", "
 GOLDEN, LAWS, OF_EMULATOR, OF_HOOK, OF_TRACE_FILE = (
     f"tests/engine/test_{name}.py::" for name in ("decision_golden", "decision_laws", "emulator", "hook", "trace_file")
 )
+OF_CLOCK, OF_SCHEDULER = (f"tests/engine/test_{name}.py::" for name in ("prefetch_simulator", "scheduler"))
 OF_LINK, OF_STORE = (f"tests/engine/test_{name}.py::" for name in ("link", "store"))
 CHECKPOINT, CONVERSION, DIRECT, EXPERT_TENSORS, SKELETON = (
     f"engine/{name}.py" for name in ("checkpoint", "conversion", "direct", "expert_tensors", "skeleton")
@@ -291,9 +292,33 @@ FAULTS: dict[str, Fault] = {
         "self._queue.pop()",
         OF_LINK + "test_background_records_pass_one_at_a_time_first_in_first_out",
     ),
+    "what_is_resident_is_prefetched": Fault(
+        "engine/scheduler.py",
+        "if e < 0 or experts[target, e].slot >= 0 or experts[target, e].load_slot >= 0:",
+        "if e < 0 or experts[target, e].load_slot >= 0:",
+        OF_SCHEDULER + "test_golden_the_nearer_layer_first_then_by_claim_and_nothing_that_is_there",
+    ),
+    "a_window_for_every_candidate": Fault(
+        "engine/scheduler.py",
+        "used_s += granted * window.piece_s",
+        "used_s += 0.0",
+        OF_SCHEDULER + "test_golden_the_nearer_layer_first_then_by_claim_and_nothing_that_is_there",
+    ),
+    "a_piece_in_transit_counts_as_there": Fault(
+        "engine/clock.py",
+        "entry.left == 0 and (transit.layer < 0 or transit.entry != i)",
+        "entry.left == 0",
+        OF_CLOCK + "test_golden_one_prefetch[names6-always-piece6-2.0-0.0-prefetched6]",
+    ),
+    "what_is_there_in_part_is_fetched_whole": Fault(
+        "engine/clock.py",
+        "records -= 1.0 - _missing(",
+        "records -= 0.0 * _missing(",
+        OF_CLOCK + "test_golden_one_prefetch[names2-pieces-piece2-4.0-0.5-prefetched2]",
+    ),
     "throttle_without_latency": Fault(
         LINK,
-        "begin_s + self.limits.overhead_s",
+        "begin_s + limits.overhead_s",
         "begin_s",
         OF_LINK + "test_a_throttled_link_is_never_faster_than_its_limits[4-latency]",
     ),
