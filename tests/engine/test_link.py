@@ -665,8 +665,8 @@ def test_a_slow_store_is_not_held_back_further():
     held = []
 
     class Watched(Link):
-        def _hold_back(self, begin_s, size):
-            super()._hold_back(begin_s, size)
+        def _hold_back(self, begin_s, size, limits):
+            super()._hold_back(begin_s, size, limits)
             held.append((self._free_at_s - begin_s, time.perf_counter() - begin_s))
 
     with Watched(store, limits=Affine(0.001, 1e9)) as link:
