@@ -125,9 +125,7 @@ class Events(NamedTuple):
     weights: np.ndarray  # [T, K] float32, gate weights
     scores: np.ndarray  # [T, E] float32, selection scores
     logits: np.ndarray  # [T, E] float32, router logits
-    staged: (
-        np.ndarray
-    )  # [T, N] int32, whose records a prefetch has brought, best first, -1 none; width 0: no prefetching
+    staged: np.ndarray  # [T, N] int32, whose records a prefetch has brought, best first, -1; width 0: none ever
 
 
 class Work(NamedTuple):

@@ -37,10 +37,11 @@ from engine import kernels
 from engine.errors import error, nearest
 from engine.files import atomic
 from engine.hook import SCORE_RULES, Attachment
+from engine.policies import PREFETCH
 from engine.predictions import HORIZONS
 from engine.routers import Router, routers_of
 
-PREDICTORS = ("gate_replay", "markov", "mlp", "oracle", "random", "spec_prefetch")
+PREDICTORS = PREFETCH  # what the sheet's column `prefetch` may say
 TRAINED = {"markov": ("following",), "mlp": ("hidden", "output"), "spec_prefetch": ("A", "B")}  # kind: its arrays
 SCHEMA = "predictor-1"
 RANDOM_SEED = 3141

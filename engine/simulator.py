@@ -23,7 +23,17 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from engine.clock import NOTHING_AHEAD, Ahead, Times, add_times, decide_by_clock, new_line, new_seconds, new_totals
+from engine.clock import (
+    BACKGROUND,
+    NOTHING_AHEAD,
+    Ahead,
+    Times,
+    add_times,
+    decide_by_clock,
+    new_line,
+    new_seconds,
+    new_totals,
+)
 from engine.decision import CAUSES, FETCHED, ISSUED, NEVER, STAGED, TAKEN, Log, link_next_use
 from engine.errors import error
 from engine.log import DecisionLog, count, join_moves
@@ -83,13 +93,13 @@ class Simulation:
     @property
     def loads(self) -> int:
         """Records read: a promoted load was issued before and counts once."""
-        return int(self.moves[:, [FETCHED, ISSUED]].sum())
+        return int(self.moves[:, [FETCHED, ISSUED, TAKEN]].sum())
 
     @property
     def bytes(self) -> int:
         """What the link passed: of what was there in part, the rest, and all that was prefetched, in vain or not."""
-        taken_in_part = self.prefetched[1] - self.moves[:, TAKEN].sum()
-        return round((self.loads + self.prefetched[0] - taken_in_part) * self.timing.expert_bytes)
+        brought, taken = self.prefetched
+        return round((self.loads + brought - taken) * self.timing.expert_bytes)
 
     @property
     def ceiling_s(self) -> np.ndarray:
@@ -202,7 +212,7 @@ def simulate(
         moves=causes,
         foreground=records,
         prefetched=totals.pieces / window.pieces,
-        waiting=int(transit["tail"] - transit["head"] + (transit["layer"] >= 0)),
+        waiting=int(transit["tail"] - transit["head"] + (transit["layer"] >= 0 and transit["entry"] == BACKGROUND)),
         delays=np.concatenate(delays) if delays else np.zeros(0, np.int32),
         log=kept.log(),
     )

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from engine.decision import STAGED
 from engine.link import Place
 from engine.record import Layout, page_aligned
 
@@ -33,7 +34,7 @@ class Slots:
         *,
         layers: int,
         slots: int,
-        staging: int = 4,
+        staging: int = STAGED,
         device: str = "cpu",
         pinned: Callable[[int, int], torch.Tensor] | None = None,
     ) -> None:

@@ -260,7 +260,7 @@ class MeasuredSize:
             found.stall_s[None],
             add_up([counts]),
             foreground * timing.expert_bytes,
-            found.bytes - (found.waiting + foreground) * timing.expert_bytes,
+            found.bytes - (found.waiting + foreground + found.prefetched[0]) * timing.expert_bytes,
         )
 
     def context_tokens(self, link: str) -> int:
@@ -302,8 +302,15 @@ class MeasuredSize:
             return Said(*from_trace(trace.whole.chosen, trace.whole.chosen_scores, trace.top_k))
         if self.predictions is None:
             raise Absent(f"no predictions of {self.record['model']} here")
+        key = policy.prefetch, text
+        if key not in self._said:  # whole texts: every link and policy asks for parts of the same file
+            self._said[key] = Predicted(self.predictions, [trace])(*key)
         rows = [range(first, first + n) for _, first, n in self.record["passages"][link][text]]
-        return Predicted(self.predictions, [trace])(policy.prefetch, text).parts(rows)
+        return self._said[key].parts(rows)
+
+    @functools.cached_property
+    def _said(self) -> dict[tuple[str, str], Said]:
+        return {}
 
     # ---- physical limits ---------------------------------------------------------------------------------------------
     def bandwidth_bytes_per_s(self, link: str) -> float:

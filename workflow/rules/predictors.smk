@@ -55,7 +55,7 @@ rule predict_experts:
         "results/logs/predict_experts/{model}.log",
     params:
         model=model_flags,
-        slots=SETTINGS.sweep.slots,
+        slots=SETTINGS.prefetch.slots,
         names=SETTINGS.predictors.names,
         context=SETTINGS.context_tokens,
         threads=SETTINGS.threads,
