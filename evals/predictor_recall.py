@@ -23,7 +23,7 @@ import pandas as pd
 
 from engine.errors import error
 from engine.predictors import pairs
-from evals.records import REHEARSAL_BYTES
+from evals.records import is_rehearsal
 from evals.stats import Interval, paired_difference
 
 COUNTS = ("events", "found", "found_names", "exact", "missed", "found_missed", "found_missed_names")
@@ -82,7 +82,7 @@ def recall_rows(record: dict, options: dict) -> list[dict]:
     """
     frame = by_document(record)
     model = {name: record[name] for name in ("model", "experts", "top_k", "names")}
-    model["rehearsal"] = 0 < record["expert_bytes"] < REHEARSAL_BYTES
+    model["rehearsal"] = is_rehearsal(record)
     rows = []
     for horizon, here in frame.groupby("horizon", sort=True):
         for layer in (*sorted(here["layer"].unique()), "all"):
