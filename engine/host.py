@@ -26,7 +26,7 @@ import yaml
 from engine.errors import error, main_guard, nearest
 from engine.host_facts import digest, fingerprint
 from engine.host_times import Affine, Compute, Host, Link, Table, Throttle, Time
-from engine.policies import ID
+from engine.sheets import ID
 
 FOLDER = "config/hosts"
 SCHEMA = Path(__file__).parent.parent / "workflow" / "schemas" / "host.schema.json"

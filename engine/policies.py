@@ -17,7 +17,7 @@ import numpy as np
 
 from engine.decision import EVICTIONS, MISS_RULES, STANDINS, Rule
 from engine.errors import error, nearest
-from engine.sheets import read_sheet
+from engine.sheets import ID, read_sheet
 
 COLUMNS = (
     "id",
@@ -42,7 +42,6 @@ SUBSTITUTING = ("few_heavy", "many_light", "mass_budget", "substitute_all", "thr
 PAYING = ("few_heavy", "many_light")  # from an account that every event adds `share` to
 STILL = "frozen"  # the eviction under which nobody leaves or enters; a miss that is left is computed where it lies
 MOVING = tuple(name for name in EVICTIONS if name != STILL)
-ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")  # ids become file names: no dots, spaces or slashes
 BASELINE = "fetch_lfu_decay"  # the one denominator of every loss and speedup
 BUNDLES = (BASELINE, "substitute_all", "rule_015", "first_choice", "quality_first", "speed_first")  # of the first paper
 

@@ -6,12 +6,14 @@ sheet = read_sheet("config/tasks.tsv", COLUMNS, "the sheet of tasks", parse)    
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 from engine.errors import error
 
+ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")  # of a row: it becomes a file name, so no dots, spaces or slashes
 Row = TypeVar("Row")  # has an `id`
 
 

@@ -22,7 +22,7 @@ from evals.ledger_quantities import NS_PER_S, NotRun, Ratio, ratio, running_orde
 from evals.ledger_statistics import Counted
 from evals.preregistration import Part, Preregistration, Row
 
-ENGINE = "engine"
+ENGINE, PEERS = "engine", "peers"  # instruments: policies of the engine, or other programs under its memory limit
 HOSTS_NEEDED = 2  # of a claim about measured hosts: different fingerprints
 
 
@@ -30,7 +30,7 @@ HOSTS_NEEDED = 2  # of a claim about measured hosts: different fingerprints
 def is_about_hosts(row: Row, measured: pd.DataFrame) -> bool:
     """Whether the engine has timed, on the row's texts, every policy that decides it, and no more is missing."""
     named = {name for part in row.parts for name in (part.of, part.against) if part.role == "primary"}
-    own = all(part.instrument == ENGINE and part.measure in ENGINE_MEASURES for part in row.parts)
+    own = all(part.instrument in (ENGINE, PEERS) and part.measure in ENGINE_MEASURES for part in row.parts)
     own = own and not any(set(part.texts).isdisjoint(measured["text"]) for part in row.parts)
     return own and named <= set(measured["policy"])
 

@@ -17,8 +17,10 @@ import pandas as pd
 
 from engine.errors import error
 from evals.checked_tables import read_words, refuse, to_numbers
+from evals.ledger_engine import PEERS
 from evals.ledger_recall import Recalled
 from evals.measured_tables import read_documents as read_measured_documents
+from evals.preregistration import Row
 from evals.records import Scored
 from evals.speed import read_documents, read_speed
 
@@ -31,15 +33,22 @@ PILOT = "pilot.json"
 class Speed:
     """The tables of evals/speed.py: by text, and by document where there is one (else empty).
 
-    measured: the documents of measured hosts (evals/measured_tables.py).
+    measured: the documents of measured hosts (evals/measured_tables.py). peers: those of programs that were run beside
+    the engine under a memory limit, in the same columns (evals/peers/tables.py).
     """
 
     texts: pd.DataFrame = field(default_factory=lambda: read_speed(None))
     documents: pd.DataFrame = field(default_factory=lambda: read_documents(None))
     measured: pd.DataFrame = field(default_factory=lambda: read_measured_documents(None))
+    peers: pd.DataFrame = field(default_factory=lambda: read_measured_documents(None))
 
     def of(self, model: str) -> Speed:
-        return Speed(*(table[table["model"] == model] for table in (self.texts, self.documents, self.measured)))
+        tables = (self.texts, self.documents, self.measured, self.peers)
+        return Speed(*(table[table["model"] == model] for table in tables))
+
+    def of_hosts(self, row: Row) -> pd.DataFrame:
+        """What a claim about measured hosts is about."""
+        return self.peers if any(part.instrument == PEERS for part in row.parts) else self.measured
 
 
 def read_agreement(path: str | Path | None) -> pd.DataFrame:

@@ -17,7 +17,7 @@ import pandas as pd
 from engine.policies import PAYING
 from evals import ledger_correlations, ledger_recall
 from evals.ledger_documents import cell, differences, first_and_later, masses, policy, refuse_inert, share
-from evals.ledger_engine import ENGINE, ENGINE_MEASURES
+from evals.ledger_engine import ENGINE, ENGINE_MEASURES, PEERS
 from evals.ledger_evidence import Evidence
 from evals.ledger_groups import by_name
 from evals.ledger_quantities import NotRun, Quantity, Ratio, ratio, sign_change
@@ -33,14 +33,15 @@ CORRELATED = ("P1.2", "P1.3", "P1.4")  # rows that P1.11 counts
 
 def measure(part: Part, evidence: Evidence, *, slots: str, rules: Preregistration) -> Quantity:
     """The quantity of a part on one model. NotRun."""
-    if part.instrument == ENGINE:
-        return ENGINE_MEASURES[part.measure](part, evidence.speed.measured, slots, rules)
+    if part.instrument in (ENGINE, PEERS):
+        measured = evidence.speed.measured if part.instrument == ENGINE else evidence.speed.peers
+        return ENGINE_MEASURES[part.measure](part, measured, slots, rules)
     return MEASURES[part.measure](part, evidence, slots, rules)
 
 
 def known_measures(part: Part) -> Collection[str]:
     """The measures that something computes with the part's instrument."""
-    return ENGINE_MEASURES if part.instrument == ENGINE else MEASURES
+    return ENGINE_MEASURES if part.instrument in (ENGINE, PEERS) else MEASURES
 
 
 # ---- losses ----------------------------------------------------------------------------------------------------------

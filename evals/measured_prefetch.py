@@ -9,9 +9,10 @@ engine.use(policy, completion="real", **ahead.of(policy, opened, "sdcard", slots
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
-from engine.errors import error
+from engine.errors import UserError, error
 from engine.geometry import Geometry
 from engine.host_times import Host
 from engine.offload_model import OpenModel
@@ -35,6 +36,14 @@ def trained_predictors(folder: str | None, policies: list[Policy]) -> dict[str, 
             raise error(what, f"a trained {policy.prefetch}", "train it, or leave that policy out")
         found[policy.prefetch] = path
     return found
+
+
+def geometry_of(folder: str, dtype: str) -> Geometry | None:
+    """None where the formulas do not cover the family: then nothing is simulated beside it."""
+    try:
+        return Geometry.of_config(json.loads((Path(folder) / "config.json").read_text(encoding="utf-8")), dtype=dtype)
+    except UserError:
+        return None
 
 
 @dataclasses.dataclass

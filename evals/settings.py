@@ -20,10 +20,10 @@ from engine.errors import error, nearest
 from engine.geometry import EXPERTS_KEYS, TOP_K_KEYS
 from engine.host import load_hosts
 from engine.host_facts import fingerprint
-from engine.policies import BASELINE, ID, Policy, load_policies
+from engine.policies import BASELINE, Policy, load_policies
 from engine.residency import slots_from_percent
 from engine.schema import Origin, check_schema
-from engine.sheets import read_sheet
+from engine.sheets import ID, read_sheet
 from evals.corpora import available, row_of, table
 from evals.sandbox import require_opt_in
 from evals.task_sheet import Task, load_tasks

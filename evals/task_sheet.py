@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.errors import error, nearest
-from engine.policies import ID
-from engine.sheets import read_sheet
+from engine.sheets import ID, read_sheet
 from evals.corpora import row_of, table
 
 COLUMNS = ("id", "text", "task", "new_tokens", "metrics")

@@ -24,7 +24,6 @@ import yaml
 from engine.demand import load_demand
 from engine.errors import UserError, error, main_guard
 from engine.files import copy, sha256, write_json
-from engine.geometry import Geometry
 from engine.harness import decode, null
 from engine.hook import Attachment
 from engine.host_facts import fingerprint
@@ -50,7 +49,7 @@ from engine.store import Manifest, read_manifest
 from engine.timing import offload_links
 from evals.jobs import Progress, load_texts, load_tokenizer, model_hash, provenance
 from evals.measured import Passage, passages
-from evals.measured_prefetch import Ahead, is_timed, trained_predictors
+from evals.measured_prefetch import Ahead, geometry_of, is_timed, trained_predictors
 from evals.quality import CELL_FAILURES, Text
 from evals.simulation import read_host
 
@@ -220,14 +219,6 @@ def of_model(a: argparse.Namespace, manifest: Manifest, top_k: int) -> dict:
         "model_expert_bytes": records * (own.expert_bytes if own else manifest.layout.weight_bytes),
         "geometry": dataclasses.asdict(geometry) if geometry else None,
     }
-
-
-def geometry_of(folder: str, dtype: str) -> Geometry | None:
-    """None where the formulas do not cover the family: then nothing is simulated beside it."""
-    try:
-        return Geometry.of_config(json.loads((Path(folder) / "config.json").read_text(encoding="utf-8")), dtype=dtype)
-    except UserError:
-        return None
 
 
 def of_link(link: Link, numbers: list[int]) -> dict:

@@ -50,6 +50,7 @@ def main() -> None:
     parser.add_argument("--speed", help="speed.csv; without it every timing is `not run`")
     parser.add_argument("--speed-documents", help="seconds by document; without it texts are the units of times")
     parser.add_argument("--measured-documents", help="documents of measured hosts; without it none was measured")
+    parser.add_argument("--peers-documents", help="the same of other programs; without it none was run")
     parser.add_argument("--sweep", nargs="*", default=[], help="results/sweep/<model>; without it no stream either")
     parser.add_argument("--experiment-b", nargs="*", default=[], help="results/experiment_b/<model>")
     parser.add_argument("--agreement", help="agreement.csv; without it there is no forced agreement")
@@ -61,7 +62,8 @@ def main() -> None:
     a = parser.parse_args()
     rules, scored = load(a.preregistration), load_scored(a.records)
     measured = read_measured_documents(a.measured_documents)
-    speed = Speed(read_speed(a.speed), read_documents(a.speed_documents), measured)
+    peers = read_measured_documents(a.peers_documents)
+    speed = Speed(read_speed(a.speed), read_documents(a.speed_documents), measured, peers)
     evidence = gather(
         scored,
         sweep=load_folders(a.sweep),
@@ -78,7 +80,7 @@ def main() -> None:
     progress = Progress("ledger", len(rules.rows), "claims")
     claims, by_documents = [], []
     for declared in rules.rows.values():
-        row = lift(declared, speed.measured)
+        row = lift(declared, speed.of_hosts(declared))
         judged = judge(find_row(row, rules, evidence, refused=refused), rules)
         claims += [finish(line, rules, scored, standings) for line in row_lines(row, judged, rules)]
         shown = other_budgets(row, rules, evidence, refused)
