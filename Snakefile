@@ -4,6 +4,7 @@
 #   snakemake --cores 1 results/figures    figures from records, no model is run (in a fresh clone: the published ones)
 #   snakemake --cores 1 --report results/report.html    of a finished run: results, captions, provenance in one page
 #   snakemake --cores 1 results/measured/local    every policy timed on this machine, with the engine
+#   snakemake --cores 1 results/peers     llama.cpp and others beside the engine on this machine, under the same memory
 #
 # What is run stands in config/config.yaml; how a miss is handled, in engine/; what is asked, in evals/.
 
@@ -31,6 +32,7 @@ include: "workflow/rules/experiment_b.smk"  #     few heavy against many light s
 include: "workflow/rules/tasks.smk"  #            GSM8K and HumanEval: written answers, and the baseline's forced
 include: "workflow/rules/speed.smk"  #            every policy on every host, by the simulator
 include: "workflow/rules/measure.smk"  #          the engine timed on this machine, and every measured host collected
+include: "workflow/rules/peers.smk"  #            what a user would run instead, under the same memory
 include: "workflow/rules/ledger.smk"  #           claims and their verdicts, and which policy to use
 include: "workflow/rules/figures.smk"  #          one script a figure, and the two indexes
 

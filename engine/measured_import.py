@@ -33,6 +33,7 @@ from engine.log import DecisionLog
 from engine.measured_run import (
     AGAIN,
     DEMAND,
+    PEERS_FILES,
     PREFETCH,
     PROFILE,
     SHORTEST_S,
@@ -44,6 +45,7 @@ from engine.measured_run import (
     load_run,
     policy_of,
     predictor_key,
+    read_peers,
     read_rescored,
     records,
 )
@@ -75,11 +77,13 @@ def accept(folder: Path, into: Path, parse: Callable[[object, Path, str], Host])
         if other.name == host.id or held == host.fingerprint:
             found = f"{folder}: host {host.id} with fingerprint {host.fingerprint}"
             raise error(found, f"another than {other} ({held})", "move that folder away to replace it")
-    found = list(records(folder))
-    if not found:
+    found, peers = list(records(folder)), sorted(folder.glob(PEERS_FILES))
+    if not found and not peers:
         raise error(f"{folder}: no record", "<model>/<size>.json at least", "copy the whole folder")
     check_together(folder, found)
-    files = {folder / PROFILE}
+    files = {folder / PROFILE, *peers}
+    for path in peers:
+        check_peers(path, host)
     runs = 0
     for record in found:
         files |= check_size(folder, host, record)
@@ -87,7 +91,7 @@ def accept(folder: Path, into: Path, parse: Callable[[object, Path, str], Host])
     with atomic_folder(into / host.id, sum(path.stat().st_size for path in files)) as building:
         for path in sorted(files):
             copy(path, building / path.relative_to(folder))
-    sizes = ", ".join(f"{record['model']} {record['size']}" for record in found)
+    sizes = ", ".join([f"{record['model']} {record['size']}" for record in found] + [path.stem for path in peers])
     return f"{host.id} ({host.fingerprint}): {runs} runs of {sizes}, accepted into {into / host.id}"
 
 
@@ -128,6 +132,15 @@ def check_together(folder: Path, found: list[dict]) -> None:
                 raise error(
                     f"{where}: {name} of {value[:16]}", f"{known[name][:16]}, as elsewhere in the folder", AGAIN
                 )
+
+
+def check_peers(path: Path, host: Host) -> None:
+    """Other programs that were run on this machine, with this profile."""
+    record = read_peers(path)
+    if record["host"] != {"id": host.id, "fingerprint": host.fingerprint}:
+        raise error(f"{path}: of host {record['host']['id']}", f"{host.id} ({host.fingerprint})", AGAIN)
+    if record["provenance"]["host_sha256"] != sha256(path.with_name(PROFILE)):
+        raise error(f"{path}: of another profile", f"that of {PROFILE} beside it", AGAIN)
 
 
 def check_size(folder: Path, host: Host, record: dict) -> set[Path]:

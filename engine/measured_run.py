@@ -37,6 +37,7 @@ ROOT = Path("results/measured")
 SCHEMA = "measured-1"
 SCHEMA_FILE = Path(__file__).parent.parent / "workflow" / "schemas" / "measured.schema.json"
 RESCORED, RESCORED_SCHEMA = "_rescored", "rescored-1"
+PEERS_SCHEMA, PEERS_FILES = SCHEMA_FILE.with_name("peers.schema.json"), "peers_*.json"
 OWN = "own"  # size of a model that is not inflated
 PROFILE, DEMAND = "host.yaml", "demand.safetensors"
 JOURNAL = ("begin_s", "end_s", "bytes", "foreground")  # of every record; seconds since the first began
@@ -175,6 +176,20 @@ def read_record(path: Path) -> dict:
     own = f"{record['model']}/{record['size']}"
     if own != f"{path.parent.name}/{path.stem}":
         raise error(f"{path}: a record of {own}", "the model and size of its path", "put it where it was")
+    return record
+
+
+def read_peers(path: Path) -> dict:
+    """peers_<model>.json, as workflow/schemas/peers.schema.json has it. UserError also where a token is missing."""
+    record = _read_json(path)
+    check_schema(record, str(path), PEERS_SCHEMA, str(PEERS_SCHEMA.relative_to(PEERS_SCHEMA.parents[2])))
+    if path.name != f"peers_{record['model']}.json":
+        raise error(f"{path}: a record of {record['model']}", "the model of its name", "put it where it was")
+    for row in record["peers"]:
+        whole = [min(tokens, row["settings"]["tokens"] or tokens) for *_, tokens in record["documents"]]
+        counted = row["status"] == "ok" and "tokens_per_s" not in row
+        if counted and any([*map(len, row.get(name, ()))] != whole for name in ("seconds", "losses")):
+            raise error(f"{path}: {row['id']} without some of its tokens", f"{sum(whole)} of them", AGAIN)
     return record
 
 

@@ -25,6 +25,7 @@ from engine.residency import slots_from_percent
 from engine.schema import Origin, check_schema
 from engine.sheets import ID, read_sheet
 from evals.corpora import available, row_of, table
+from evals.peers.sheet import load_sheet
 from evals.sandbox import require_opt_in
 from evals.task_sheet import Task, load_tasks
 
@@ -62,6 +63,18 @@ class Measure:
     slots: tuple[str, ...]
     prefetch: tuple[str, ...]  # policies of the sheet of those that prefetch
     links: dict[str, tuple[int, int, int]]  # by name of a profile's link: documents a text, tokens each, repeats
+
+
+@dataclass(frozen=True)
+class Peers:
+    """What `results/peers` runs on this machine."""
+
+    sheet: str
+    models: tuple[str, ...]
+    memory_bytes: int
+    documents: int
+    tokens: int
+    timeout_s: float
 
 
 @dataclass(frozen=True)
@@ -126,6 +139,7 @@ class Settings:
     hosts: dict[str, Path]  # profiles by id; `local` is this machine's, made by the run
     probe: str  # full | quick | none
     measure: Measure
+    peers: Peers
     prefetch: Prefetch
     sweep: Sweep
     experiment_b: ExperimentB
@@ -209,6 +223,7 @@ def check(config: object, where: str | Mapping[str, str] = "config/config.yaml")
         hosts=hosts,
         probe=config["probe"],
         measure=_measure(config, sheet, where["measure"]),
+        peers=_peers(config, sheet, where["peers"]),
         prefetch=prefetch,
         sweep=_sweep(config, where["sweep"]),
         experiment_b=_experiment_b(config, where["experiment_b"]),
@@ -243,6 +258,29 @@ def _measure(config: dict, sheet: Mapping[str, Model], where: str) -> Measure:
             name: (int(link["documents"]), int(link["tokens"]), int(link["repeats"]))
             for name, link in wanted["links"].items()
         },
+    )
+
+
+def _peers(config: dict, sheet: Mapping[str, Model], where: str) -> Peers:
+    """Models that another configuration took out of the run are not run beside others either."""
+    wanted = config["peers"]
+    for name in wanted["models"]:
+        if name not in sheet:
+            found = f"{where}: peers.models names '{name}'"
+            raise error(found, f"ids of {config['models_sheet']}", nearest(name, sheet))
+    policies = load_policies(config["policies_sheet"]) | load_policies(config["prefetch"]["sheet"])
+    for peer in load_sheet(wanted["sheet"]).values():
+        if peer.policy and (peer.policy not in policies or policies[peer.policy].clairvoyant):
+            known = {name: policy for name, policy in policies.items() if not policy.clairvoyant}
+            found = f"{where}: row '{peer.id}' of {wanted['sheet']} has policy '{peer.policy}'"
+            raise error(found, "a policy that needs no future", nearest(peer.policy, known))
+    return Peers(
+        sheet=wanted["sheet"],
+        models=tuple(name for name in wanted["models"] if name in config["models"]),
+        memory_bytes=int(wanted["memory_bytes"]),
+        documents=int(wanted["documents"]),
+        tokens=int(wanted["tokens"]),
+        timeout_s=float(wanted["timeout_s"]),
     )
 
 

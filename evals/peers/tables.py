@@ -1,30 +1,29 @@
 """Records of programs run on the same tokens as tables: a row a program, and its documents for the ledger.
 
 A ratio says how many times faster a token is than llama.cpp's in the same memory (`llama_cpp` under the limit,
-`llama_cpp_in_memory` without), a difference of perplexity is against the engine that fetches every miss in that memory.
-Both are paired on the tokens that the two decoded; the interval draws documents within topics. First tokens of documents
-are not timed, and the first document, the warm-up, is neither timed nor scored.
+`llama_cpp_in_memory` without), a difference of perplexity is against the engine that fetches every miss in that
+memory. Both are paired on the tokens that the two decoded; the interval draws documents within topics. First tokens of
+documents are not timed, and the first document, the warm-up, is neither timed nor scored.
 
-    record = read_record("results/measured/my_box/peers_reference.json")
+    record = engine.measured_run.read_peers(Path("results/measured/my_box/peers_reference.json"))
     rows(record, level=0.95, replicates=999, seed=1)
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
-from engine.errors import error
+from evals.checked_tables import read_words, refuse, to_flags, to_numbers
 from evals.measured_tables import DOCUMENT_COLUMNS
 from evals.peers.sheet import LIMITED
 from evals.quality import paired_interval
 from evals.speedup import speedup
 from evals.stats import percent_change
 
-SCHEMA = "peers-1"
 AGAINST = {LIMITED: "llama_cpp", "all": "llama_cpp_in_memory"}  # the ratio's denominator, by memory
 EXACT = {LIMITED: "fetch_lfu_decay", "all": "engine_in_memory"}  # whose losses the others' are compared with
 COLUMNS = ("model", "size", "rehearsal", "host", "fingerprint", "peer", "program", "memory", "memory_bytes")
@@ -32,18 +31,10 @@ COLUMNS += ("experts_bytes", "policy", "slots_percent", "threads", "load_mode", 
 COLUMNS += ("token_s_mean", "token_s_median", "token_s_p95", "against", "speedup", "speedup_low", "speedup_high")
 COLUMNS += ("token_perplexity", "perplexity_against", "delta_percent", "delta_percent_low", "delta_percent_high")
 COLUMNS += ("peak_bytes", "read_bytes_per_token", "level", "status", "reason")
-
-
-def read_record(path: str | Path) -> dict:
-    """UserError where it is none."""
-    try:
-        record = json.loads(Path(path).read_text(encoding="utf-8"))
-        if record["schema"] != SCHEMA:
-            raise KeyError("schema")
-    except (KeyError, OSError, TypeError, ValueError) as exc:
-        found = f"{path}: {type(exc).__name__} {exc}"
-        raise error(found, "a record of run_peers.py", "move it away and run results/peers again") from None
-    return record
+STATUSES = ("failed", "not run", "ok")
+NUMBERS = ("memory_bytes", "experts_bytes", "tokens", "documents", "tokens_per_s", "peak_bytes", "read_bytes_per_token")
+NUMBERS += ("token_s_p95", "speedup", "speedup_low", "speedup_high", "token_perplexity", "delta_percent", "level")
+NUMBERS += ("delta_percent_low", "delta_percent_high")
 
 
 class Timed:
@@ -106,6 +97,18 @@ def _times(own: Timed, row: dict) -> dict:
     found |= {"token_s_p95": np.percentile(token_s, 95), "token_perplexity": float(np.exp(losses.mean()))}
     read = row["read_bytes"]
     return found | {"read_bytes_per_token": None if read is None else read / len(losses)}
+
+
+def read_table(path: str | Path) -> pd.DataFrame:
+    """peers.csv, checked: flags as booleans, absent numbers NaN; it may be without rows. UserError as of read_words."""
+    table = read_words(path, COLUMNS, "the table of peers", rows=False)
+    refuse(path, table, ~table["status"].isin(STATUSES), "status", f"one of {', '.join(STATUSES)}")
+    refuse(path, table, ~table["memory"].isin(AGAINST), "memory", f"one of {', '.join(AGAINST)}")
+    refuse(path, table, table.duplicated(["host", "model", "peer"]), "peer", "one row a program")
+    to_flags(path, table, "rehearsal")
+    for name in NUMBERS:
+        to_numbers(path, table, name, needed=(table["status"] == "ok") & (name == "tokens_per_s"))
+    return table
 
 
 def documents(record: dict) -> Iterator[dict]:

@@ -48,8 +48,8 @@ PREFETCHING = load_policies(ROOT / "config" / "prefetch.tsv")
 VICTIM = "quality_first"
 FAILED_CELL = (8, "bible_test")  # 8 slots are s50
 FIGURES = ("agreement_by_mass", "claims_by_documents", "experiment_b", "loss_and_misses_by_slots", "loss_by_bundle")
-FIGURES += ("loss_by_document", "loss_by_mass", "measured_speedup", "misses_by_slots", "prefetch", "speedup_by_loss")
-FIGURES += ("sweep_loss_by_mass", "token_time", "topic_changes")
+FIGURES += ("loss_by_document", "loss_by_mass", "measured_speedup", "misses_by_slots", "peers", "prefetch")
+FIGURES += ("speedup_by_loss", "sweep_loss_by_mass", "token_time", "topic_changes")
 OF_SWEEP = {"sweep_loss_by_mass", "topic_changes"}
 TRAINED, PREDICTED = ("markov", "mlp", "spec_prefetch"), ("gate_replay", "markov", "mlp", "oracle", "spec_prefetch")
 HOSTS = ("local", *sorted(path.stem for path in (ROOT / "config" / "hosts").glob("*.yaml")))
@@ -66,12 +66,14 @@ TABLES += (
     "engine_simulator.csv",
     "measured.csv",
     "measured_documents.csv",
+    "peers.csv",
+    "peers_documents.csv",
     "speed.csv",
     "speed_documents.csv",
 )
 PAGES = ("answer.md", "claims.csv", "claims.md", "gate/tiny.md", "provenance.md")
 PAGES += tuple(f"tables/local/{name}" for name in ("bundles.md", "differences.csv", "engine_simulator.csv"))
-PAGES += tuple(f"tables/local/{name}.csv" for name in ("measured", "open_loop", "quality", "speed"))
+PAGES += tuple(f"tables/local/{name}.csv" for name in ("measured", "open_loop", "peers", "quality", "speed"))
 PAGES += tuple(f"tables/local/{name}.csv" for name in ("agreement", "documents", "experiment_b", "standins", "sweep"))
 PAGES += tuple(f"tables/local/{name}.csv" for name in ("recall", "tasks", "topic_changes"))
 AFTER_FIGURES = {"plot_figure", "index_results"}
@@ -90,7 +92,7 @@ SCRIPTS_AFTER_A_POLICY = {
     "tabulate_tasks",
 }
 # not where a table came out as it was before the kill
-DRAWN_AFTER_A_POLICY = {f"plot_{f}" for f in FIGURES if f != "measured_speedup"}
+DRAWN_AFTER_A_POLICY = {f"plot_{f}" for f in FIGURES if f not in ("measured_speedup", "peers")}
 
 
 @dataclass
@@ -293,7 +295,7 @@ def test_differences_say_which_bundles_execute_something_else(story):
 def test_the_index_holds_the_hashes_of_its_files_and_skips_an_absent_text_with_its_reason(story):
     index = (story.whole / "all").read_text(encoding="utf-8")
     listed = re.findall(r"^\| \[([^\]]+)\]\(\1\) \| ([0-9a-f]{64}) \|", index, re.MULTILINE)
-    unlisted = {"measured_documents.csv", "speed_documents.csv"}
+    unlisted = {"measured_documents.csv", "peers_documents.csv", "speed_documents.csv"}
     answers = {"answer.md", "claims.csv", "claims.md", "provenance.md", "gate/tiny.md"}
     records = {"experiment_b/tiny/pilot.json"}
     assert len(listed) == len({*TABLES, *records} - unlisted) + len(answers) + 3 * len(FIGURES)
@@ -544,8 +546,8 @@ def test_a_changed_policy_row_scores_that_policy_alone(story, change, policy):
 
 
 def test_a_changed_level_scores_nothing(story):
-    tables = {"tabulate_experiment_b", "tabulate_measured", "tabulate_quality", "tabulate_speed", "tabulate_sweep"}
-    tables |= {"tabulate_recall", "tabulate_tasks"}
+    tables = {"tabulate_experiment_b", "tabulate_measured", "tabulate_peers", "tabulate_quality", "tabulate_speed"}
+    tables |= {"tabulate_sweep"} | {"tabulate_recall", "tabulate_tasks"}
     assert story.planned["level"].keys() == {*tables, *AFTER_TABLES}
 
 

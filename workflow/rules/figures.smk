@@ -10,6 +10,7 @@ FIGURES = {  # stem of the script: stem of its table, category of the report
     "loss_by_mass": ("quality", "Quality"),
     "measured_speedup": ("measured", "Measured hosts"),
     "misses_by_slots": ("curves", "Quality"),
+    "peers": ("peers", "Measured hosts"),
     "prefetch": ("speed", "Speed"),
     "speedup_by_loss": ("speed", "Speed"),
     "sweep_loss_by_mass": ("sweep", "Sweep"),
@@ -21,6 +22,7 @@ OF_TABLE = {  # what else reads that table
     "curves": ["evals/speed_figures.py", "evals/speed_tables.py"],
     "experiment_b": ["evals/experiment_tables.py"],
     "measured": ["evals/speed_figures.py", "evals/measured_tables.py"],
+    "peers": ["evals/peers/tables.py"],
     "speed": ["evals/speed_figures.py", "evals/speed_tables.py"],
     "tasks": ["evals/task_tables.py"],
 }
@@ -102,6 +104,7 @@ rule index_results:
                 "engine_simulator.csv",
                 "measured.csv",
                 "open_loop.csv",
+                "peers.csv",
                 "recall.csv",
                 "speed.csv",
                 "standins.csv",

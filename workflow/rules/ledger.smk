@@ -14,6 +14,7 @@ rule tabulate_claims:
         speed=SPEED,
         documents="results/tables/local/speed_documents.csv",
         measured="results/tables/local/measured_documents.csv",
+        peers="results/tables/local/peers_documents.csv",
         gates=expand("results/gate/{model}.json", model=MODELS),
         records=RECORDS,
         losses=LOSSES,
@@ -33,7 +34,7 @@ rule tabulate_claims:
         sweep=" ".join(expand("results/sweep/{model}", model=MODELS)),
     shell:
         "python {input.script} --preregistration {input.preregistration} --records {input.records}"
-        " --speed {input.speed} --speed-documents {input.documents} --measured-documents {input.measured}"
+        " --speed {input.speed} --speed-documents {input.documents} --measured-documents {input.measured} --peers-documents {input.peers}"
         " --sweep {params.sweep} --experiment-b {input.experiment_b} --agreement {input.agreement}"
         " --recall {input.recall}"
         " --gates {input.gates} --out {output.table} --out-page {output.page} --out-documents {output.documents}"

@@ -1,8 +1,9 @@
 """Which documents every program of `results/peers` decodes, and what the record of it must say: a file run_peers.py
 reads, which imports none of the libraries whose pages it takes out of the cache.
 
-python workflow/scripts/make_workload.py --model reference --size 1024x1024 \
-    --model-dir results/models/reference --store results/packed/reference/1024x1024 --host results/hosts/local.yaml --texts results/texts/bible_test.json --documents 2 --tokens 24 --threads 2 \
+python workflow/scripts/make_workload.py --model reference --model-dir results/models/reference --size 1024x1024 \
+    --store results/packed/reference/1024x1024 --host results/hosts/local.yaml --threads 2 \
+    --texts results/texts/bible_test.json --documents 2 --tokens 24 \
     --demand results/calibration/reference.safetensors --out results/peers_workload/reference.json
 """
 

@@ -19,7 +19,7 @@ import tempfile
 from pathlib import Path
 
 from engine.errors import UserError, error, main_guard
-from engine.files import write_json
+from engine.files import copy, sha256, write_json
 from evals.peers import llama_cpp
 from evals.peers.runs import Outcome, read_rate, run
 from evals.peers.sheet import Peer, load_sheet
@@ -38,6 +38,7 @@ def main() -> None:
     facts["documents"] = [[one.text, one.topic, one.document, one.tokens] for one in documents]
     facts["provenance"]["llama_cpp"] = llama_cpp.REQUIREMENT
     rows = kept(Path(a.out), facts, peers)
+    freeze(Path(a.out).with_name("host.yaml"), a.host)
     for number, peer in enumerate(peers.values(), start=1):
         if peer.id not in rows:
             rows[peer.id] = take(a, peer, documents, workload["threads"])
@@ -82,6 +83,13 @@ def kept(path: Path, facts: dict, peers: dict[str, Peer]) -> dict[str, dict]:
         for id, row in rows.items()
         if id in peers and row["settings"] == settings(peers[id]) and row["status"] == "ok"
     }
+
+
+def freeze(path: Path, profile: str) -> None:
+    """The profile beside the record. UserError where another one lies there."""
+    if path.is_file() and sha256(path) != sha256(profile):
+        raise error(f"{path} is another profile than {profile}", "one in a folder", "move the folder away")
+    copy(profile, path)
 
 
 def settings(peer: Peer) -> dict:

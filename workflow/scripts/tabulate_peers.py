@@ -5,13 +5,15 @@ python workflow/scripts/tabulate_peers.py --records results/measured/my_box/peer
 """
 
 import argparse
+from pathlib import Path
 
 import pandas as pd
 
 from engine.errors import main_guard
 from engine.files import atomic
+from engine.measured_run import read_peers
 from evals.measured_tables import DOCUMENT_COLUMNS
-from evals.peers.tables import COLUMNS, documents, read_record, rows
+from evals.peers.tables import COLUMNS, documents, rows
 
 
 def main() -> None:
@@ -23,7 +25,7 @@ def main() -> None:
     parser.add_argument("--out", required=True)
     parser.add_argument("--out-documents", required=True)
     a = parser.parse_args()
-    found = [read_record(path) for path in a.records]
+    found = [read_peers(Path(path)) for path in a.records]
     options = {"level": a.level, "replicates": a.replicates, "seed": a.seed}
     tables = (
         (a.out, COLUMNS, [row for record in found for row in rows(record, **options)]),
