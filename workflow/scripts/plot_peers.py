@@ -1,9 +1,9 @@
-"""Tokens a second of the engine and of what a user would run instead, on the same weights and tokens in the same memory.
+"""Tokens a second of the engine and of what a user would run instead: same weights, same tokens, same memory.
 
 A column a model and host, above it the programs under the memory limit, below those with everything in memory. The
-scale is logarithmic; a bar ends at the mean rate, its words say how many times faster a token is than llama.cpp's in the
-same memory, with the interval over documents, and the change of perplexity against the exact engine. A program that
-could not run has its reason in place of a bar.
+scale is logarithmic; a bar ends at the mean rate, its words say how many times faster a token is than llama.cpp's in
+the same memory, with the interval over documents, and the change of perplexity against the exact engine. A program
+that could not run has its reason in place of a bar.
 
 python workflow/scripts/plot_peers.py --table results/tables/local/peers.csv --out-prefix results/plots/local/peers
 """
@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
+from matplotlib.ticker import FormatStrFormatter
 
 from evals.figures import REHEARSAL, figure_main, frame
 from evals.peers.sheet import LIMITED
@@ -58,7 +59,7 @@ def draw(table: pd.DataFrame):
     for column, (host, model) in enumerate(places):
         own = table[(table["host"] == host) & (table["model"] == model)]
         for row, memory in enumerate(AGAINST):
-            panel(axes[row, column], own[own["memory"] == memory], f"{model} on {host}", (low / 2, high * 30))
+            panel(axes[row, column], own[own["memory"] == memory], f"{model} on {host}", (low / 2, high * 25))
     for ax in axes[-1]:
         ax.set_xlabel("tokens a second")
     return figure, table[POINTS]
@@ -67,6 +68,7 @@ def draw(table: pd.DataFrame):
 def panel(ax: Axes, rows: pd.DataFrame, where: str, limits: tuple[float, float]) -> None:
     ax.set_xscale("log")
     ax.set_xlim(*limits)
+    ax.xaxis.set_major_formatter(FormatStrFormatter("%g"))
     ax.set_yticks(np.arange(len(rows)), rows["peer"])
     ax.invert_yaxis()
     ax.grid(axis="y", visible=False)
@@ -104,8 +106,8 @@ def caption(table: pd.DataFrame) -> str:
         bytes_of_experts = own["experts_bytes"].iloc[0] / 1e9
         parts.append(
             f"Model {name}, {own['size'].iloc[0]}, {bytes_of_experts:.3g} GB of experts, on {host}; one run a program, "
-            f"{rates['documents'].max():.0f} documents, {rates['tokens'].max():.0f} timed tokens (fewer where a program "
-            "is slow: the sheet says)."
+            f"{rates['documents'].max():.0f} documents, {rates['tokens'].max():.0f} timed tokens (fewer where a "
+            "program is slow: the sheet says)."
         )
     level = f"{ok['level'].iloc[0]:.0%}" if len(ok) else ""
     parts.append(

@@ -1,7 +1,8 @@
 """Tables of the programs that were run beside the engine, on every host whose folder has a record of them.
 
 python workflow/scripts/tabulate_peers.py --records results/measured/my_box/peers_reference.json --level 0.95 \
-    --replicates 999 --seed 1 --out results/tables/local/peers.csv --out-documents results/tables/local/peers_documents.csv
+    --replicates 999 --seed 1 --out results/tables/local/peers.csv \
+    --out-documents results/tables/local/peers_documents.csv
 """
 
 import argparse

@@ -42,7 +42,7 @@ ABOUT = {
     "engine_simulator.csv": "Every measured (host, link, model, size, policy): the simulator's error, the bounds.",
     "measured.csv": "Every measured (host, link, model, size, policy, text): engine and simulator, times and losses.",
     "open_loop.csv": "Counts of lossy policies replayed over recorded routing, beside the emulator's.",
-    "peers.csv": "Every (host, model, program): tokens a second beside the engine in the same memory, ratio, perplexity.",
+    "peers.csv": "Every (host, model, program): tokens a second in the same memory, ratio, perplexity.",
     "provenance.md": "Commit, versions, weights, texts with their licence, hosts, configuration.",
     "speed.csv": "Every (model, policy, slots, host, link, text): modelled time a token, speedup, loss.",
     "tasks.csv": "Every (model, policy, task, metric): scores of written answers, agreement, mass, truncations.",
