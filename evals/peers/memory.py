@@ -103,7 +103,7 @@ def evict(paths: Iterable[str | Path]) -> None:
         with open(path, "rb") as handle:
             os.fsync(handle.fileno())
             os.posix_fadvise(handle.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-            share = _cached_share(handle.fileno())
+            share = cached_share(handle.fileno())
         if share > _CACHED_SHARE:
             raise error(
                 f"{path}: {share:.0%} stay in the page cache", "a file that nobody has open", "end what reads it"
@@ -118,7 +118,7 @@ def fill(paths: Iterable[str | Path]) -> None:
                 continue
 
 
-def _cached_share(handle: int) -> float:
+def cached_share(handle: int) -> float:
     """Of some places of a file, how many are in the page cache; 0 where the file system does not say."""
     size = os.fstat(handle).st_size
     places = [size * n // _SAMPLES for n in range(_SAMPLES)] if size else []

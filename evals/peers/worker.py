@@ -68,9 +68,9 @@ def run_engine(a: argparse.Namespace, documents: list[list[int]]) -> None:
             raise error(f"{a.model}: the file system has no O_DIRECT", "reads past the page cache", "move it to a disk")
         slots = parse_slots(a.slots, opened.attachment.experts)
         geometry = geometry_of(a.model, str(dtype).removeprefix("torch."))
-        ahead = Ahead(a.predictors, own_hash(a.model), load_host(a.host), geometry)
+        ahead = Ahead(a.predictors, own_hash(a.model), load_host(a.host), geometry) if policy.prefetch else None
         engine = opened.engine(slots=slots, demand=load_demand(a.demand))
-        engine.use(policy, completion="real", **ahead.of(policy, opened, "disk", slots))
+        engine.use(policy, completion="real", **(ahead.of(policy, opened, "disk", slots) if ahead else {}))
         for number, ids in enumerate(documents):
             timed = decode(opened.model, engine, [ids])
             tell(number, zip(timed.token_s.tolist(), timed.losses.tolist(), strict=True))
@@ -112,7 +112,7 @@ def run_stock(model, documents: list[list[int]]) -> None:
         for token, target in itertools.pairwise(ids):
             wanted = torch.tensor([[token]])
             began = time.perf_counter()
-            output = model(input_ids=wanted, past_key_values=cache, use_cache=True)
+            output = model(input_ids=wanted, cache=cache, use_cache=True)
             seconds = time.perf_counter() - began
             cache = output.past_key_values
             took.append((seconds, float(-output.logits[0, -1].float().log_softmax(-1)[target])))

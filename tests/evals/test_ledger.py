@@ -233,6 +233,46 @@ def test_other_claims_are_not_lifted_by_measured_hosts(row, tmp_path):
     assert shown_without_verdict(RULES.rows[row], RULES.rows[row], speed.measured) == (None, "")
 
 
+# ---- programs beside the engine --------------------------------------------------------------------------------------
+def beside(faster: float, loss: float, models=("reference",)) -> pd.DataFrame:
+    """llama.cpp, and the engine that is so many times faster and loses so many percent, under a memory limit."""
+    table = timed({"box": HOSTS["box"]}, models, link="limited", link_status="limited")
+    names = {RULES.baseline: "llama_cpp", "quality_first": "rule_015", "speed_first": "fetch_lfu_decay"}
+    table = table.assign(policy=table["policy"].map(names)).drop_duplicates(["model", "policy", "text", "document"])
+    base = table[table["policy"] == "llama_cpp"].set_index(["model", "text", "document"])
+    for name, ratio, change in (("rule_015", faster, percent(loss)), ("fetch_lfu_decay", 6.0, 0.0)):
+        own = table["policy"] == name
+        pairs = base.loc[list(table.loc[own, ["model", "text", "document"]].itertuples(index=False, name=None))]
+        spread = 1 + 0.01 * np.cos(np.arange(len(pairs)))
+        table.loc[own, "time_s"] = pairs["time_s"].to_numpy() / (ratio * spread)
+        table.loc[own, "loss_nats"] = pairs["loss_nats"].to_numpy() + 8 * change * spread
+    return table
+
+
+@pytest.mark.parametrize(
+    ("faster", "loss", "word"), [(2.9, 1.6, SUPPORTED), (20.0, 1.6, REFUTED), (2.9, 5.0, REFUTED), (0.5, 1.6, REFUTED)]
+)
+def test_a_claim_about_llama_cpp_is_decided_by_the_programs_under_the_limit(faster, loss, word, tmp_path):
+    beside(faster, loss).to_csv(tmp_path / "peers.csv", index=False)
+    speed = replace(NO_SPEED, peers=read_measured_documents(tmp_path / "peers.csv"))
+    row = lift(RULES.rows["P1.9"], speed.of_hosts(RULES.rows["P1.9"]))
+    assert row.not_run is None and {part.host for part in row.parts} == {"box"}
+    rules = replace(ONE, rows=ONE.rows | {"P1.9": row})
+    found = verdicts("P1.9", RUN, rules, speed)
+    assert conclude(list(found.values()))[0] == word
+    own = found["reference", "speedup_on_box_limited"]
+    assert own.finding.interval.estimate == pytest.approx(faster, rel=0.01)
+    assert own.direction == (SUPPORTED if faster > 1 else REFUTED)
+    assert found["reference", "loss_on_box_limited"].finding.interval.estimate == pytest.approx(loss, rel=0.02)
+    assert found["reference", "exact_speedup_on_box_limited"].verdict == SUPPORTED
+
+
+def test_measured_policies_do_not_decide_a_claim_about_llama_cpp(tmp_path):
+    speed = measured_speed(timed(), tmp_path / "d.csv")
+    row = RULES.rows["P1.9"]
+    assert lift(row, speed.of_hosts(row)) is row and row.not_run
+
+
 # ---- the verdict of a part -------------------------------------------------------------------------------------------
 def test_an_effect_inside_the_region_is_supported():
     found = verdicts("P1.6", {"reference": pair(-0.9, -0.7, noise=0.0005)})
