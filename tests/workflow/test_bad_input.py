@@ -75,7 +75,7 @@ CONFIGURATIONS = {
         {}, policies(id="x", miss_rule="fetch", tau="0.1", **FIFO), [f":{LAST}: tau '0.1'", "does not read it"]
     ),
     "a policy twice": ({}, policies(id="rule_015", miss_rule="fetch", **FIFO), [f":{LAST}: id 'rule_015' a sec"]),
-    "a model twice": ({}, sheet("models.tsv", *("m\ta\t-\tfloat32\t-\t-",) * 2), ["id 'm' a second time"]),
+    "a model twice": ({}, sheet("models.tsv", *("m\ta\t-\tfloat32\t-\t-\t-\t-",) * 2), ["id 'm' a second time"]),
     "a sheet that is not there": ({"models_sheet": "config/nowhere.tsv"}, None, ["config/nowhere.tsv: No such file"]),
 }  # fmt: skip
 
@@ -124,7 +124,7 @@ def test_an_error_of_an_overlay_named_every_file_of_the_run(scratch):
 def test_a_path_with_a_space_or_a_quote_is_quoted(scratch):
     models = scratch.path("config/odd.tsv")
     header = (ROOT / "config" / "models.tsv").read_text(encoding="utf-8").splitlines()[0]
-    models.write_text(f"{header}\ntiny\tmodels/it's a model\t-\tfloat32\t-\t-\n", encoding="utf-8")
+    models.write_text(f"{header}\ntiny\tmodels/it's a model\t-\tfloat32\t-\t-\t-\t-\n", encoding="utf-8")
     ended = scratch.made("results/all", "--config", "models_sheet=config/odd.tsv", "-n", "-p")
     assert """--model-dir 'models/it'"'"'s a model' --dtype""" in ended.out + ended.err
 

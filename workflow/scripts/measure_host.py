@@ -102,7 +102,7 @@ def main() -> None:
                 },
             ),
         }
-        ahead = Ahead(a.predictors, model_hash(a.model_dir), host, geometry_of(a.store, facts["dtype"]))
+        ahead = Ahead(a.predictors, model_hash(a.model_dir), host, geometry_of(a.store, facts["dtype"], manifest))
         session = Session(facts, folder, texts, parts, policies, load_demand(a.demand), ahead)
         for link in links.values():
             for slots_id in facts["slots"]:
@@ -204,7 +204,7 @@ def open_store(store: str, manifest: Manifest, kind: str, host: Host, stack: Exi
 def of_model(a: argparse.Namespace, manifest: Manifest, top_k: int) -> dict:
     """What the record says of the model at this size."""
     dtype = str(manifest.layout.dtype).removeprefix("torch.")
-    geometry, own = geometry_of(a.store, dtype), geometry_of(a.model_dir, dtype)
+    geometry, own = geometry_of(a.store, dtype, manifest), geometry_of(a.model_dir, dtype, manifest)
     records = manifest.layers * manifest.experts
     return {
         "model": a.model,
@@ -222,10 +222,11 @@ def of_model(a: argparse.Namespace, manifest: Manifest, top_k: int) -> dict:
     }
 
 
-def geometry_of(folder: str, dtype: str) -> Geometry | None:
-    """None where the formulas do not cover the family: then nothing is simulated beside it."""
+def geometry_of(folder: str, dtype: str, manifest: Manifest) -> Geometry | None:
+    """None where the family cannot be weighed: then nothing is simulated beside it. manifest: of the store it is in."""
+    config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
     try:
-        return Geometry.of_config(json.loads((Path(folder) / "config.json").read_text(encoding="utf-8")), dtype=dtype)
+        return Geometry.of_config(config, dtype=dtype, bits=manifest.layout.bits, group=manifest.layout.group)
     except UserError:
         return None
 
