@@ -194,7 +194,7 @@ def _read(path: str | Path) -> dict:
     except OSError as exc:
         raise error(f"{path}: {exc.strerror}", "a configuration", "config/paper.yaml is one") from None
     except (yaml.YAMLError, UnicodeDecodeError) as exc:
-        raise error(f"{path}: {exc}", "valid YAML in UTF-8", "mend the file") from None
+        raise error(f"{path}: {' '.join(str(exc).split())}", "valid YAML in UTF-8", "mend the file") from None
     if not isinstance(value, dict):
         raise error(f"{path} holds no keys", "a configuration", "config/README.md explains them")
     return value

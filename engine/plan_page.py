@@ -77,8 +77,8 @@ def _scoring(plan: Plan) -> list[str]:
     small = dict.fromkeys(way.room.host for way in plan.ways if way.room.ram_bytes < needed)
     if not small:
         return []
-    text = f"  {', '.join(small)}: too little RAM to score texts ({sized(needed)}). The engine runs and is timed"
-    return [_wrap(f"{text} there; perplexity and tasks need another machine.", "    ")]
+    text = f"  {', '.join(small)}: too little RAM to score texts ({sized(needed)}): perplexity and tasks need"
+    return [_wrap(f"{text} another machine than the one that is timed", "    ")]
 
 
 def _times(ways: list[Way]) -> str:
@@ -113,8 +113,8 @@ def _cell(way: Way, name: str) -> str:
 def _assumed(plan: Plan) -> str:
     n = plan.needs
     lines = [
-        f"as many misses a chosen expert as `{plan.counts_of}` had at the same share of residents, each by itself (it is"
-        " a rehearsal: the papers' model misses less often); background loads as published",
+        f"as many misses a chosen expert as `{plan.counts_of}` had at the same share of residents, each by itself"
+        " (it is a rehearsal: the papers' model misses less often); background loads as published",
         "a decision and a layer cost what the host's profile says; layers are alike: what lies outside routed experts"
         " is shared out among them; experts are computed from the bytes that are stored",
         f"{n.context_tokens:,} tokens of context all the time; one sequence, decoding; no prompt",
