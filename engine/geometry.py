@@ -15,7 +15,7 @@ H heads, G heads of keys and values, h numbers a head: heads grow in number with
 Any other model is weighed as transformers makes it (engine/anatomy.py): shared experts, layers without experts, linear
 attention. The time model knows layers that are alike, so what all layers have besides routed experts is shared out
 evenly among those with routed experts; the few bytes that do not divide go to the output projection, and the sums are
-exact. Experts that are packed in 4 or 8 bits weigh what their record does (engine/quantisation.py).
+exact. Experts that are packed in 4 or 8 bits weigh their codes and scales (engine/quantisation.py).
 
     geometry = Geometry.of_config(json.load(open("config.json")), width=4096, expert_width=768)
     geometry = Geometry.of_config(config, bits=4, group=64)
@@ -23,12 +23,12 @@ exact. Experts that are packed in 4 or 8 bits weigh what their record does (engi
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.anatomy import Anatomy
 from engine.errors import error, nearest
+from engine.quantisation import part_bytes
 
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 # what a stock attention and routed experts do not cover, in the words of transformers' configurations
@@ -143,9 +143,5 @@ def foreign_parts(config: dict) -> list[str]:
 
 
 def expert_bytes(shapes: Sequence[tuple[int, ...]], dtype: str, bits: int | None, group: int | None) -> int:
-    """Of one expert: its weights in the dtype, or its record in so many bits. shapes: (outputs, inputs), (outputs,)."""
-    if bits is None:
-        return sum(map(math.prod, shapes)) * DTYPE_BYTES[dtype]
-    from engine.quantisation import record_bytes
-
-    return record_bytes(list(shapes), bits, group, DTYPE_BYTES[dtype])
+    """Of one expert: its weights in the dtype, or codes and scales. shapes: (outputs, inputs) and (outputs,)."""
+    return sum(sum(part_bytes(shape, bits, group, DTYPE_BYTES[dtype])) for shape in shapes)

@@ -13,7 +13,7 @@ from engine.policies import BASELINE
 from engine.quantisation import effective_bits
 
 if TYPE_CHECKING:
-    from engine.plan import Plan, Way
+    from engine.plan_build import Plan, Way
 
 WIDTH = 100
 ABREAST = 3  # hosts and links beside each other in the table of times

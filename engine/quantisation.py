@@ -21,7 +21,7 @@ from collections.abc import Iterable, Sequence
 from engine.errors import error
 
 BITS = (4, 8)
-GROUPS = (32, 64, 128)
+GROUPS = (64, 128)
 SCALE_BYTES = {4: 2, 8: 4}
 PAGE = 4096  # bytes: alignment of memory, offset and length under O_DIRECT
 ALIGNED = 64  # bytes: a cache line, and what vector loads like

@@ -17,6 +17,7 @@ from engine.errors import UserError
 from engine.geometry import Geometry
 from engine.host import load_hosts
 from engine.model_sheet import find_config, load_models
+from engine.plan_build import read_setting
 from engine.plan_check import compare
 from engine.plan_counts import Counts, Published
 from engine.plan_memory import PROGRAM_BYTES, WORKING_BYTES, Needs, fit
@@ -226,7 +227,7 @@ def test_fewer_slots_that_fit_are_timed(monkeypatch, capsys):
 
 @pytest.mark.parametrize("name", ["config", "full", "laptop", "paper", "small"])
 def test_agreement_with_how_the_pipeline_reads_a_configuration(name):
-    found = plan.read_setting(f"config/{name}.yaml")
+    found = read_setting(f"config/{name}.yaml")
     base, own = (yaml.safe_load(Path(f"config/{n}.yaml").read_text()) for n in ("config", name))
     settings = check(base | own)
     assert found.models == settings.models and found.context_tokens == settings.context_tokens

@@ -256,7 +256,7 @@ SHEETS = {
     ),
     "a group that no store has": (
         f"{WIDE}\na\tx\t-\tbfloat16\t-\t-\t4\t48",
-        ":2: group '48'.*32, 64, 128",
+        ":2: group '48'.*64, 128",
     ),
     "bits without a group": (f"{WIDE}\na\tx\t-\tbfloat16\t-\t-\t4\t-", ":2: bits '4' and group '-'"),
     "bits alone in the header": (

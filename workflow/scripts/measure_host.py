@@ -102,7 +102,9 @@ def main() -> None:
                 },
             ),
         }
-        ahead = Ahead(a.predictors, model_hash(a.model_dir), host, geometry_of(a.store, facts["dtype"], manifest))
+        ahead = Ahead(
+            a.predictors, model_hash(a.model_dir), host, geometry_of(a.store, facts["dtype"], facts["expert_bytes"])
+        )
         session = Session(facts, folder, texts, parts, policies, load_demand(a.demand), ahead)
         for link in links.values():
             for slots_id in facts["slots"]:
@@ -204,7 +206,7 @@ def open_store(store: str, manifest: Manifest, kind: str, host: Host, stack: Exi
 def of_model(a: argparse.Namespace, manifest: Manifest, top_k: int) -> dict:
     """What the record says of the model at this size."""
     dtype = str(manifest.layout.dtype).removeprefix("torch.")
-    geometry, own = geometry_of(a.store, dtype, manifest), geometry_of(a.model_dir, dtype, manifest)
+    geometry, own = geometry_of(a.store, dtype, manifest.layout.weight_bytes), geometry_of(a.model_dir, dtype)
     records = manifest.layers * manifest.experts
     return {
         "model": a.model,
@@ -222,13 +224,13 @@ def of_model(a: argparse.Namespace, manifest: Manifest, top_k: int) -> dict:
     }
 
 
-def geometry_of(folder: str, dtype: str, manifest: Manifest) -> Geometry | None:
-    """None where the family cannot be weighed: then nothing is simulated beside it. manifest: of the store it is in."""
-    config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
+def geometry_of(folder: str, dtype: str, expert_bytes: int | None = None) -> Geometry | None:
+    """None where the family cannot be weighed: then nothing is simulated beside it. expert_bytes: as they are stored."""
     try:
-        return Geometry.of_config(config, dtype=dtype, bits=manifest.layout.bits, group=manifest.layout.group)
+        found = Geometry.of_config(json.loads((Path(folder) / "config.json").read_text(encoding="utf-8")), dtype=dtype)
     except UserError:
         return None
+    return dataclasses.replace(found, expert_bytes=expert_bytes or found.expert_bytes)
 
 
 def of_link(link: Link, numbers: list[int]) -> dict:
