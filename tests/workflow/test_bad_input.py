@@ -129,6 +129,20 @@ def test_a_path_with_a_space_or_a_quote_is_quoted(scratch):
     assert """--model-dir 'models/it'"'"'s a model' --dtype""" in ended.out + ended.err
 
 
+def test_a_model_in_fewer_bits_is_packed_first_and_that_is_what_is_scored(scratch):
+    header = (ROOT / "config" / "models.tsv").read_text(encoding="utf-8").splitlines()[0]
+    row = "tiny\tsome/model\tabc\tbfloat16\t-\t-\t4\t64"
+    scratch.path("config/bits.tsv").write_text(f"{header}\n{row}\n", encoding="utf-8")
+    ended = scratch.made("results/all", "--config", "models_sheet=config/bits.tsv", "-n", "-p")
+    said = " ".join((ended.out + ended.err).split())
+    packing = (
+        "pack --model some/model --dtype bfloat16 --revision abc --bits 4 --group 64 --out results/packed/tiny/own"
+    )
+    assert packing in said and said.count("--revision") == 1  # a store has no revision of its own
+    assert "--model-dir results/packed/tiny/own --bits 4 --group 64" in said  # what is simulated
+    assert "--model-dir some/model" not in said
+
+
 def test_the_lock_of_a_run_that_lives_is_left_alone(scratch):
     """A dead run's lock is removed, so two live ones must still keep each other out."""
     import fcntl

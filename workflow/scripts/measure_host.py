@@ -225,7 +225,7 @@ def of_model(a: argparse.Namespace, manifest: Manifest, top_k: int) -> dict:
 
 
 def geometry_of(folder: str, dtype: str, expert_bytes: int | None = None) -> Geometry | None:
-    """None where the family cannot be weighed: then nothing is simulated beside it. expert_bytes: as they are stored."""
+    """None where the family cannot be weighed: then nothing is simulated beside it. expert_bytes: of the store."""
     try:
         found = Geometry.of_config(json.loads((Path(folder) / "config.json").read_text(encoding="utf-8")), dtype=dtype)
     except UserError:
