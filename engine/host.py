@@ -68,7 +68,7 @@ def this_host(hosts: dict[str, Host]) -> Host:
 def load_host(path: str | Path) -> Host:
     """One profile, checked against the schema and against what is physically possible."""
     path = Path(path)
-    return parse_host(_read(path), path)
+    return parse_host(read_profile(path), path)
 
 
 def parse_host(data: object, path: Path, name: str | None = None) -> Host:
@@ -96,7 +96,7 @@ def parse_host(data: object, path: Path, name: str | None = None) -> Host:
     return Host(data["id"], data["status"], mark, quick, data["facts"], compute, dict(sorted(links.items())), offload)
 
 
-def _read(path: Path) -> object:
+def read_profile(path: Path) -> object:
     try:
         return yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -32,7 +32,7 @@ def machine_facts() -> dict:
         "cpu": models[0] if models else platform.processor() or platform.machine(),
         "cores": psutil.cpu_count(),
         "ram_bytes": round(psutil.virtual_memory().total / 2**30) * 2**30,
-        "gpus": _gpu_names(),
+        "gpus": _of_gpus("name"),
     }
 
 
@@ -47,11 +47,11 @@ def fingerprint() -> str:
 
 
 @functools.cache
-def _gpu_names() -> list[str]:
-    """As the NVIDIA driver's own tool lists them, so that no framework need be imported."""
+def _of_gpus(what: str) -> list[str]:
+    """Of every GPU, as the NVIDIA driver's own tool lists them, so that no framework need be imported."""
     if not shutil.which("nvidia-smi"):
         return []
-    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    command = ["nvidia-smi", f"--query-gpu={what}", "--format=csv,noheader"]
     found = subprocess.run(command, capture_output=True, text=True, check=False)
     return [line.strip() for line in found.stdout.splitlines() if line.strip()] if found.returncode == 0 else []
 
@@ -63,7 +63,9 @@ def digest(value: object) -> str:
 def software_facts(folder: Path) -> dict:
     """What a reader needs to judge the numbers; nothing that names a user, a host or a path."""
     release = platform.release().split("-")[0]
+    memory = _of_gpus("memory.total")  # MiB; of the first, on which a model runs
     return {
+        **({"gpu_bytes": int(memory[0].split()[0]) << 20} if memory else {}),
         "disk": _disk_model(folder),
         "filesystem": filesystem(folder),
         "os": f"{platform.system()} {release}",

@@ -58,7 +58,7 @@ def load_skeleton(folder: Path, dtype: torch.dtype) -> nn.Module:
             for name in source.names:
                 dtype_of(tensors[name])  # refused before anything is read
                 state[name] = _Lazy(partial(read_tensor, tensors[name]))
-    with _quiet():
+    with quiet():
         model, loaded = type(empty).from_pretrained(
             None,
             config=empty.config,
@@ -82,7 +82,7 @@ def meta_model(folder: Path, dtype: torch.dtype) -> nn.Module:
         refuse_pointer(folder / "config.json")
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        with _quiet(), torch.device("meta"), no_tie_weights():
+        with quiet(), torch.device("meta"), no_tie_weights():
             model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
     except _BROKEN_CONFIG as exc:
         raise error(
@@ -130,7 +130,7 @@ def _on_meta(shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """No progress bar and no report of transformers: what is wrong is raised by us."""
     verbosity, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.errors import error, nearest
-from engine.geometry import EXPERTS_KEYS, Geometry
+from engine.geometry import EXPERTS_KEYS, Geometry, foreign_parts
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}  # of what is written
 FILLER_SEED = 1024
@@ -119,7 +119,11 @@ def widen_config(config: dict, width: int | None, expert_width: int | None, dtyp
             raise error(f"{name} {size}", "a size, or none for the model's own", "choose one")
     if dtype not in DTYPES:
         raise error(f"dtype '{dtype}'", " or ".join(DTYPES), nearest(dtype, DTYPES))
-    Geometry.of_config(config, width=width, expert_width=expert_width, dtype=dtype)  # refuses sizes and foreign parts
+    if foreign := foreign_parts(config):
+        raise error(
+            f"a configuration with {', '.join(foreign)}", "stock attention, experts in every layer", "inflate one"
+        )
+    Geometry.of_config(config, width=width, expert_width=expert_width, dtype=dtype)  # refuses sizes
     width, expert_width = width or config["hidden_size"], expert_width or config["moe_intermediate_size"]
     ratio = width // config["hidden_size"]
     return {key: value for key, value in config.items() if key != "torch_dtype"} | {

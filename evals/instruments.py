@@ -24,6 +24,7 @@ from engine.files import sha256
 from engine.hook import attach
 from engine.link import Link
 from engine.log import DecisionLog
+from engine.model_sheet import DTYPES
 from engine.offload import RAM, check_demand, find_link, model_dtype
 from engine.offload_engine import Engine
 from engine.offload_model import OpenModel
@@ -31,7 +32,7 @@ from engine.policies import Policy, find_policy, load_policies
 from engine.residency import Residency, parse_slots
 from engine.store import is_packed, read_manifest
 from evals.jobs import load_model, model_hash
-from evals.settings import DTYPES, usable_cores
+from evals.settings import usable_cores
 
 COLD = "cold"
 # what lm-eval passes along with the model's own arguments and has no effect here: one lane, no remote code

@@ -38,12 +38,13 @@ def trained_predictors(folder: str | None, policies: list[Policy]) -> dict[str, 
     return found
 
 
-def geometry_of(folder: str, dtype: str) -> Geometry | None:
-    """None where the formulas do not cover the family: then nothing is simulated beside it."""
+def geometry_of(folder: str, dtype: str, expert_bytes: int | None = None) -> Geometry | None:
+    """None where the family cannot be weighed: then nothing is simulated beside it. expert_bytes: of the store."""
     try:
-        return Geometry.of_config(json.loads((Path(folder) / "config.json").read_text(encoding="utf-8")), dtype=dtype)
+        found = Geometry.of_config(json.loads((Path(folder) / "config.json").read_text(encoding="utf-8")), dtype=dtype)
     except UserError:
         return None
+    return dataclasses.replace(found, expert_bytes=expert_bytes or found.expert_bytes)
 
 
 @dataclasses.dataclass

@@ -6,53 +6,29 @@ settings.models["reference"].source
 
 from __future__ import annotations
 
-import json
 import math
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
 
-from engine.errors import error, nearest
+from engine.errors import UserError, error, nearest
 from engine.geometry import EXPERTS_KEYS, TOP_K_KEYS
 from engine.host import load_hosts
 from engine.host_facts import fingerprint
+from engine.model_sheet import Model, find_config, load_models
 from engine.policies import BASELINE, Policy, load_policies
 from engine.residency import slots_from_percent
 from engine.schema import Origin, check_schema
-from engine.sheets import ID, read_sheet
 from evals.corpora import available, row_of, table
 from evals.peers.sheet import load_sheet
 from evals.sandbox import require_opt_in
 from evals.task_sheet import Task, load_tasks
 
 SCHEMA = Path(__file__).parent.parent / "workflow" / "schemas" / "config.schema.json"
-MODEL_COLUMNS = ("id", "source", "revision", "dtype", "timed_width", "timed_expert_width")
-DTYPES = ("bfloat16", "float16", "float32")
 LOCAL = "local"  # id of the profile that the run makes of its own machine
-PACKED = "model.int8.safetensors"  # a source folder with this file is unpacked by a rule first
-
-
-@dataclass(frozen=True)
-class Model:
-    """One row of the sheet of models. source: a folder (Hugging Face layout, or packed) or a hub id.
-
-    timed_width, timed_expert_width: the sizes it is inflated to where it is timed, None its own.
-    """
-
-    id: str
-    source: str
-    revision: str | None
-    dtype: str
-    timed_width: int | None = None
-    timed_expert_width: int | None = None
-
-    @property
-    def packed(self) -> bool:
-        return (Path(self.source) / PACKED).is_file()
 
 
 @dataclass(frozen=True)
@@ -381,32 +357,13 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
-def load_models(path: str | Path) -> dict[str, Model]:
-    return read_sheet(path, MODEL_COLUMNS, "the sheet of models", _model)
-
-
-def _model(row: dict[str, str], where: str) -> Model:
-    name, source, revision, dtype, *timed = row.values()
-    if not ID.fullmatch(name):
-        raise error(f"{where}: id '{name}'", "letters, digits, '_' or '-'", "ids become file names: rename it")
-    if not source:
-        raise error(f"{where}: source is empty", "a folder or a hub id", "fill the cell")
-    if dtype not in DTYPES:
-        raise error(f"{where}: dtype '{dtype}'", "a known dtype", nearest(dtype, DTYPES))
-    for column, cell in zip(MODEL_COLUMNS[4:], timed, strict=True):
-        if cell != "-" and not re.fullmatch("[1-9][0-9]{0,5}", cell):
-            raise error(f"{where}: {column} '{cell}'", "a whole number from 1, or '-' for its own", "mend the cell")
-    widths = (None if cell == "-" else int(cell) for cell in timed)
-    return Model(name, source, None if revision == "-" else revision, dtype, *widths)
-
-
 def _check_slots(slots: Mapping[str, float], model: Model, where: str) -> None:
     """Refuse S < K before the first job, where the model's config.json is at hand; else its cells fail, one by one."""
     try:
-        config = json.loads((Path(model.source) / "config.json").read_text(encoding="utf-8"))
+        config = find_config(model).config
         experts = next(config[key] for key in EXPERTS_KEYS if key in config)
         top_k = next(config[key] for key in TOP_K_KEYS if key in config)
-    except (OSError, ValueError, TypeError, StopIteration):
+    except (AttributeError, StopIteration, TypeError, UserError):
         return  # a hub id, a broken file (loading it says so) or another family
     for name, percent in slots.items():
         count = slots_from_percent(experts, percent)

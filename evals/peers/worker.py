@@ -67,7 +67,8 @@ def run_engine(a: argparse.Namespace, documents: list[list[int]]) -> None:
         if opened.store.cached:
             raise error(f"{a.model}: the file system has no O_DIRECT", "reads past the page cache", "move it to a disk")
         slots = parse_slots(a.slots, opened.attachment.experts)
-        geometry = geometry_of(a.model, str(dtype).removeprefix("torch."))
+        layout = opened.store.layout
+        geometry = geometry_of(a.model, str(dtype).removeprefix("torch."), layout.weight_bytes)
         ahead = Ahead(a.predictors, own_hash(a.model), load_host(a.host), geometry) if policy.prefetch else None
         engine = opened.engine(slots=slots, demand=load_demand(a.demand))
         engine.use(policy, completion="real", **(ahead.of(policy, opened, "disk", slots) if ahead else {}))

@@ -381,12 +381,13 @@ def test_golden_what_the_reference_model_weighs():
         ({}, {"width": 300}, "power of four"),
         ({}, {"expert_width": 16}, "at least"),
         ({}, {"dtype": "bfloat"}, "bfloat16"),
-        ({"n_shared_experts": 1}, {}, "n_shared_experts"),
-        ({"num_experts": None}, {}, "no routed experts"),
+        ({"n_shared_experts": 1}, {"width": 1024}, "n_shared_experts, inflated"),
+        ({"model_type": "olmoe"}, {"expert_width": 64}, "model_type, inflated"),
+        ({"num_experts": None}, {"width": 1024}, "no routed experts, inflated"),
     ],
-    ids=["ratio", "fraction", "narrow", "dtype", "shared", "dense"],
+    ids=["ratio", "fraction", "narrow", "dtype", "shared", "family", "dense"],
 )
-def test_a_model_that_the_formulas_do_not_cover_is_refused(change, sizes, match):
+def test_a_model_that_the_formulas_do_not_cover_is_not_inflated(change, sizes, match):
     config = {name: value for name, value in {**CONFIG, **change}.items() if value is not None}
     with pytest.raises(UserError, match=match):
         Geometry.of_config(config, **sizes)

@@ -240,11 +240,11 @@ def beside(faster: float, loss: float, models=("reference",)) -> pd.DataFrame:
     names = {RULES.baseline: "llama_cpp", "quality_first": "rule_015", "speed_first": "fetch_lfu_decay"}
     table = table.assign(policy=table["policy"].map(names)).drop_duplicates(["model", "policy", "text", "document"])
     base = table[table["policy"] == "llama_cpp"].set_index(["model", "text", "document"])
-    for name, ratio, change in (("rule_015", faster, percent(loss)), ("fetch_lfu_decay", 6.0, 0.0)):
+    for name, times, change in (("rule_015", faster, percent(loss)), ("fetch_lfu_decay", 6.0, 0.0)):
         own = table["policy"] == name
         pairs = base.loc[list(table.loc[own, ["model", "text", "document"]].itertuples(index=False, name=None))]
         spread = 1 + 0.01 * np.cos(np.arange(len(pairs)))
-        table.loc[own, "time_s"] = pairs["time_s"].to_numpy() / (ratio * spread)
+        table.loc[own, "time_s"] = pairs["time_s"].to_numpy() / (times * spread)
         table.loc[own, "loss_nats"] = pairs["loss_nats"].to_numpy() + 8 * change * spread
     return table
 

@@ -11,10 +11,10 @@ import pytest
 import yaml
 
 from engine.errors import UserError
+from engine.model_sheet import PACKED, Model, load_models
 from engine.policies import BASELINE, load_policies
-from evals import settings
 from evals.sandbox import OPT_IN
-from evals.settings import check, load, load_models
+from evals.settings import check, load
 
 ROOT = Path(__file__).parents[2]
 WHERE = "config/config.yaml"
@@ -62,7 +62,7 @@ def test_a_policy_that_another_configuration_left_out_writes_nothing(configurati
     assert check(put(configuration, "tasks.problems", "all")).tasks.problems is None
 
 
-@pytest.mark.parametrize("name", ["full", "small"])
+@pytest.mark.parametrize("name", ["full", "laptop", "paper", "small"])
 def test_a_configuration_laid_over_the_default_is_sound(configuration, name):
     overlay = yaml.safe_load((ROOT / "config" / f"{name}.yaml").read_text(encoding="utf-8"))
     found = check(configuration | overlay)
@@ -239,6 +239,7 @@ def test_a_configuration_file_that_is_not_there_or_no_yaml_is_refused(tmp_path):
 
 # ---- the sheet of models ---------------------------------------------------------------------------------------------
 HEADER = "id\tsource\trevision\tdtype\ttimed_width\ttimed_expert_width"
+WIDE = f"{HEADER}\tbits\tgroup"
 SHEETS = {
     "an empty file": ("", r":1: columns \[\]"),
     "another header": ("id\tsource", r":1: columns \['id', 'source'\]"),
@@ -249,6 +250,19 @@ SHEETS = {
     "no source": (f"{HEADER}\na\t\t-\tfloat32\t-\t-", ":2: source is empty"),
     "an unknown dtype": (f"{HEADER}\na\tx\t-\tfloat23\t-\t-", ":2: dtype 'float23'.*did you mean 'float32'"),
     "a width that is no number": (f"{HEADER}\na\tx\t-\tfloat32\twide\t-", ":2: timed_width 'wide'"),
+    "bits that no store has": (
+        f"{WIDE}\na\tx\t-\tbfloat16\t-\t-\t3\t64",
+        ":2: bits '3'; expected 4, 8",
+    ),
+    "a group that no store has": (
+        f"{WIDE}\na\tx\t-\tbfloat16\t-\t-\t4\t48",
+        ":2: group '48'.*64, 128",
+    ),
+    "bits without a group": (f"{WIDE}\na\tx\t-\tbfloat16\t-\t-\t4\t-", ":2: bits '4' and group '-'"),
+    "bits alone in the header": (
+        f"{HEADER}\tbits\na\tx\t-\tbfloat16\t-\t-\t4",
+        ":1: columns.*then bits, group or",
+    ),
     "a blank line": (f"{HEADER}\n\na\tx\t-\tfloat32\t-\t-", ":2: 0 cells"),
 }
 
@@ -277,10 +291,13 @@ def test_golden_a_row_of_models(tmp_path):
         encoding="utf-8",
     )
     found = load_models(sheet)
-    assert found["a-1"] == settings.Model("a-1", "some/hub-id", "main", "bfloat16", 4096, 256)
+    assert found["a-1"] == Model("a-1", "some/hub-id", "main", "bfloat16", 4096, 256)
     assert found["b"].revision is None and not found["b"].packed
-    (tmp_path / settings.PACKED).touch()
+    (tmp_path / PACKED).touch()
     assert found["b"].packed
+    sheet.write_text(f"{WIDE}\na\tx\t-\tbfloat16\t-\t-\t4\t128\nb\ty\t-\tfloat32\t-\t-\t-\t-\n")
+    found = load_models(sheet)
+    assert (found["a"].bits, found["a"].group) == (4, 128) and (found["b"].bits, found["b"].group) == (None, None)
 
 
 def test_fewer_slots_than_k_are_refused_before_the_first_job(configuration, tmp_path):

@@ -75,7 +75,7 @@ CONFIGURATIONS = {
         {}, policies(id="x", miss_rule="fetch", tau="0.1", **FIFO), [f":{LAST}: tau '0.1'", "does not read it"]
     ),
     "a policy twice": ({}, policies(id="rule_015", miss_rule="fetch", **FIFO), [f":{LAST}: id 'rule_015' a sec"]),
-    "a model twice": ({}, sheet("models.tsv", *("m\ta\t-\tfloat32\t-\t-",) * 2), ["id 'm' a second time"]),
+    "a model twice": ({}, sheet("models.tsv", *("m\ta\t-\tfloat32\t-\t-\t-\t-",) * 2), ["id 'm' a second time"]),
     "a sheet that is not there": ({"models_sheet": "config/nowhere.tsv"}, None, ["config/nowhere.tsv: No such file"]),
 }  # fmt: skip
 
@@ -124,9 +124,23 @@ def test_an_error_of_an_overlay_named_every_file_of_the_run(scratch):
 def test_a_path_with_a_space_or_a_quote_is_quoted(scratch):
     models = scratch.path("config/odd.tsv")
     header = (ROOT / "config" / "models.tsv").read_text(encoding="utf-8").splitlines()[0]
-    models.write_text(f"{header}\ntiny\tmodels/it's a model\t-\tfloat32\t-\t-\n", encoding="utf-8")
+    models.write_text(f"{header}\ntiny\tmodels/it's a model\t-\tfloat32\t-\t-\t-\t-\n", encoding="utf-8")
     ended = scratch.made("results/all", "--config", "models_sheet=config/odd.tsv", "-n", "-p")
     assert """--model-dir 'models/it'"'"'s a model' --dtype""" in ended.out + ended.err
+
+
+def test_a_model_in_fewer_bits_is_packed_first_and_that_is_what_is_scored(scratch):
+    header = (ROOT / "config" / "models.tsv").read_text(encoding="utf-8").splitlines()[0]
+    row = "tiny\tsome/model\tabc\tbfloat16\t-\t-\t4\t64"
+    scratch.path("config/bits.tsv").write_text(f"{header}\n{row}\n", encoding="utf-8")
+    ended = scratch.made("results/all", "--config", "models_sheet=config/bits.tsv", "-n", "-p")
+    said = " ".join((ended.out + ended.err).split())
+    packing = (
+        "pack --model some/model --dtype bfloat16 --revision abc --bits 4 --group 64 --out results/packed/tiny/own"
+    )
+    assert packing in said and said.count("--revision") == 1  # a store has no revision of its own
+    assert "--model-dir results/packed/tiny/own --bits 4 --group 64" in said  # what is simulated
+    assert "--model-dir some/model" not in said
 
 
 def test_the_lock_of_a_run_that_lives_is_left_alone(scratch):

@@ -253,7 +253,7 @@ class Scratch:
         if model:
             write_model(folder / "models" / "tiny")
         header = (ROOT / "config" / "models.tsv").read_text(encoding="utf-8").splitlines()[0]
-        row = "tiny\tmodels/tiny\t-\tfloat32\t512\t64"  # timed as 16 times wider
+        row = "tiny\tmodels/tiny\t-\tfloat32\t512\t64\t-\t-"  # timed as 16 times wider
         write_text(folder / "config" / "models.tsv", f"{header}\n{row}\n")
         self.configuration = {
             "models": ["tiny"],

@@ -77,16 +77,36 @@ wildcard_constraints:
     text="|".join(TEXTS),
 
 
-def model_dir(wildcards):
-    """Folder or hub id that the model is loaded from."""
+def source_dir(wildcards):
+    """Folder or hub id of the model as it was published."""
     model = SETTINGS.models[wildcards.model]
     return f"results/models/{model.id}" if model.packed else model.source
 
 
-def model_input(wildcards):
-    """What the model is made of: the unpacked folder, or the files of a plain one; of a hub id, its revision says it."""
+def source_input(wildcards):
+    """What that is made of: the unpacked folder, or the files of a plain one; of a hub id, its revision says it."""
     model = SETTINGS.models[wildcards.model]
     return [f"results/models/{model.id}"] if model.packed else model_files(model.source)
+
+
+def model_dir(wildcards):
+    """What is scored, timed and simulated: where experts are stored in fewer bits, that store, else the source."""
+    model = SETTINGS.models[wildcards.model]
+    return f"results/packed/{model.id}/own" if model.bits else source_dir(wildcards)
+
+
+def model_input(wildcards):
+    model = SETTINGS.models[wildcards.model]
+    return [model_dir(wildcards)] if model.bits else source_input(wildcards)
+
+
+def revision_flag(model):
+    """Of a source on the hub; a store has its own in its manifest."""
+    return f" --revision {shlex.quote(model.revision)}" if model.revision else ""
+
+
+def bits_flags(model):
+    return f" --bits {model.bits} --group {model.group}" if model.bits else ""
 
 
 def model_files(source):
@@ -100,17 +120,17 @@ def model_files(source):
 
 def model_flags(wildcards):
     model = SETTINGS.models[wildcards.model]
-    revision = f" --revision {shlex.quote(model.revision)}" if model.revision else ""
+    revision = "" if model.bits else revision_flag(model)
     return f"--model-dir {shlex.quote(model_dir(wildcards))} --dtype {model.dtype}{revision}"
 
 
 def timed_flags(wildcards):
-    """The model as it is timed: inflated to the sizes of its row."""
+    """The model as it is timed: inflated to the sizes of its row, its experts in the bits of its row."""
     model = SETTINGS.models[wildcards.model]
-    revision = f" --revision {shlex.quote(model.revision)}" if model.revision else ""
+    revision = "" if model.bits else revision_flag(model)
     sizes = {"width": model.timed_width, "expert-width": model.timed_expert_width}
     widths = "".join(f" --{name} {size}" for name, size in sizes.items() if size)
-    return f"--model-dir {shlex.quote(model_dir(wildcards))}{revision}{widths}"
+    return f"--model-dir {shlex.quote(model_dir(wildcards))}{revision}{widths}{bits_flags(model)}"
 
 
 def policy_row(wildcards):

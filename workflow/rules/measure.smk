@@ -32,8 +32,15 @@ def width_flags(wildcards):
 def to_pack(wildcards):
     """The folder that is packed, and the dtype of the store."""
     if wildcards.size == OWN:
-        return model_dir(wildcards), SETTINGS.models[wildcards.model].dtype
+        return source_dir(wildcards), SETTINGS.models[wildcards.model].dtype
     return f"results/inflated/{wildcards.model}/{wildcards.size}", TIMED_DTYPE
+
+
+def store_flags(wildcards):
+    """The bits of a store, and where a model of its own size is on the hub, which revision."""
+    model = SETTINGS.models[wildcards.model]
+    revision = revision_flag(model) if wildcards.size == OWN else ""
+    return f"{revision}{bits_flags(model)}"
 
 
 def of_this_machine(wildcards):
@@ -56,7 +63,7 @@ wildcard_constraints:
 
 rule inflate_model:
     input:
-        model_input,
+        source_input,
         "engine/inflate.py",
         "engine/widening.py",
     output:
@@ -64,7 +71,7 @@ rule inflate_model:
     log:
         "results/logs/inflate_model/{model}/{size}.log",
     params:
-        model=model_dir,
+        model=source_dir,
         widths=width_flags,
         dtype=TIMED_DTYPE,
     shell:
@@ -75,7 +82,7 @@ rule inflate_model:
 rule pack_store:
     input:
         lambda wildcards: (
-            model_input(wildcards) if wildcards.size == OWN else to_pack(wildcards)[0]
+            source_input(wildcards) if wildcards.size == OWN else to_pack(wildcards)[0]
         ),
         "engine/pack.py",
     output:
@@ -85,8 +92,10 @@ rule pack_store:
     params:
         model=lambda wildcards: to_pack(wildcards)[0],
         dtype=lambda wildcards: to_pack(wildcards)[1],
+        store=store_flags,
     shell:
-        "python -m engine.offload pack --model {params.model:q} --dtype {params.dtype} --out {output} 2>&1 | tee {log}"
+        "python -m engine.offload pack --model {params.model:q} --dtype {params.dtype}{params.store} --out {output}"
+        " 2>&1 | tee {log}"
 
 
 # what was measured is data: newer code of the engine does not make it stale, and the record names the commit

@@ -2,7 +2,7 @@
 
 SIMULATOR = expand(
     "engine/{name}.py",
-    name="clock decision geometry host host_times policies predictions residency scheduler simulator timing trace trace_file trace_schema".split(),
+    name="anatomy clock decision geometry host host_times policies predictions quantisation residency scheduler simulator timing trace trace_file trace_schema".split(),
 )
 
 

@@ -101,7 +101,9 @@ def main() -> None:
                 },
             ),
         }
-        ahead = Ahead(a.predictors, model_hash(a.model_dir), host, geometry_of(a.store, facts["dtype"]))
+        ahead = Ahead(
+            a.predictors, model_hash(a.model_dir), host, geometry_of(a.store, facts["dtype"], facts["expert_bytes"])
+        )
         session = Session(facts, folder, texts, parts, policies, load_demand(a.demand), ahead)
         for link in links.values():
             for slots_id in facts["slots"]:
@@ -203,7 +205,7 @@ def open_store(store: str, manifest: Manifest, kind: str, host: Host, stack: Exi
 def of_model(a: argparse.Namespace, manifest: Manifest, top_k: int) -> dict:
     """What the record says of the model at this size."""
     dtype = str(manifest.layout.dtype).removeprefix("torch.")
-    geometry, own = geometry_of(a.store, dtype), geometry_of(a.model_dir, dtype)
+    geometry, own = geometry_of(a.store, dtype, manifest.layout.weight_bytes), geometry_of(a.model_dir, dtype)
     records = manifest.layers * manifest.experts
     return {
         "model": a.model,

@@ -40,6 +40,8 @@ def main() -> None:
     parser.add_argument("--width", type=int, help="D of the inflated model; default its own")
     parser.add_argument("--expert-width", type=int, help="F of the inflated model; default its own")
     parser.add_argument("--dtype", default="bfloat16", help="of the model that is timed")
+    parser.add_argument("--bits", type=int, help="of its experts in slow memory; default those of the dtype")
+    parser.add_argument("--group", type=int, help="inputs that share a scale, with --bits")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out-times", required=True)
     parser.add_argument("--out", required=True)
@@ -81,6 +83,7 @@ def main() -> None:
         record["host"] = {"id": host.id, "status": host.status, "fingerprint": host.fingerprint, "quick": host.quick}
         sizes = {} if isinstance(geometry, UserError) else dataclasses.asdict(geometry)
         record["geometry"] = sizes | {"width": a.width, "expert_width": a.expert_width, "dtype": a.dtype}
+        record["geometry"] |= {"bits": a.bits, "group": a.group}
     with atomic(a.out_times) as temporary:
         save_file(arrays or {"none": np.zeros(0, np.float32)}, temporary)
     record |= {"provenance": provenance(host_sha256=sha256(a.host)), "times_sha256": sha256(a.out_times)}
@@ -101,7 +104,8 @@ def read_geometry(a: argparse.Namespace) -> Geometry | UserError:
 
         config = AutoConfig.from_pretrained(a.model_dir, revision=a.revision).to_dict()
     try:
-        return Geometry.of_config(config, width=a.width, expert_width=a.expert_width, dtype=a.dtype)
+        sizes = {"width": a.width, "expert_width": a.expert_width, "bits": a.bits, "group": a.group}
+        return Geometry.of_config(config, dtype=a.dtype, **sizes)
     except UserError as exc:
         return exc
 
