@@ -77,9 +77,12 @@ def pack_model(a: argparse.Namespace) -> None:
     from engine.checkpoint import CheckpointStore
     from engine.pack import pack
     from engine.quantised_store import QuantisedStore
+    from engine.store import is_packed
 
     if a.group and not a.bits:
         raise error(f"--group {a.group} without --bits", f"--bits {' or '.join(map(str, BITS))}", "say how many")
+    if is_packed(a.model):
+        raise error(f"{a.model} is a packed store", "a checkpoint folder", "pack what it was packed from")
     with CheckpointStore(Path(a.model), model_dtype(a.model, a.dtype)) as store:
         facts, out = {"model": weights_hash(a.model)}, Path(a.out)
         few = QuantisedStore(store, a.bits, a.group or GROUPS[0]) if a.bits else None

@@ -221,10 +221,12 @@ def test_the_command_ends_with_what_was_lost(stores, tmp_path):
     ("flags", "message"),
     [
         (("--bits", 4, "--group", 128), "gate_up_proj: 64 inputs in groups of 128; expected .*; choose --group 64"),
+        (("--model", "4"), "is a packed store; expected a checkpoint folder; pack what it was packed from"),
         (("--group", 64), "--group 64 without --bits; expected --bits 4 or 8"),
     ],
 )
 def test_sizes_that_a_group_does_not_divide_are_one_line_and_leave_nothing(stores, tmp_path, flags, message):
+    flags = [stores / flag if flag in ("4",) else flag for flag in flags]
     found = run("pack", "--model", stores / "checkpoint", "--out", tmp_path / "packed", *flags, expect=2)
     (line,) = found.stderr.strip().splitlines()
     assert line.startswith("error: ")
