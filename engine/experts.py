@@ -2,7 +2,7 @@
 
 Both follow the interface that transformers gives every experts module (`has_gate`, `has_bias`, `is_transposed`,
 `has_post_expert_norm`, `_apply_gate`), so there is no code for a family. Parameters are dicts by the module's own
-names, [R, ...] of R rows or [...] of one expert.
+names, [R, ...] of R rows or [...] of one expert, matrices in few bits or in full.
 
     decode_token(module, layout.views(buffer), hidden, rows, weights, stock)   # [1, D], K experts where they lie
     run_expert(module, one_expert, hidden)                                 # [T, D], one expert for T tokens
@@ -16,7 +16,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from engine.kernels import DTYPES, products
+from engine.kernels import DTYPES, products, quantised_products
+from engine.quantised import Quantised
+
+_FEW = 16  # tokens: a product each takes no longer than to dequantise an expert
 
 
 def decode_token(
@@ -31,14 +34,17 @@ def decode_token(
 
     stock: transformers' implementation, which serves on other devices; the parameters must be the module's own then.
     """
+    up = parameters["gate_up_proj" if module.has_gate else "up_proj"]
     if hidden.device.type != "cpu":
+        if isinstance(up, Quantised):
+            return _one_by_one(module, parameters, hidden, rows, weights)
         index = torch.from_numpy(rows).to(hidden.device)[None]
         return stock(module, hidden, index, torch.from_numpy(weights).to(hidden.device, hidden.dtype)[None])
-    up = parameters["gate_up_proj" if module.has_gate else "up_proj"]
-    if up.dtype not in DTYPES or module.is_transposed:
+    if not isinstance(up, Quantised) and (up.dtype not in DTYPES or module.is_transposed):
         return _one_by_one(module, parameters, hidden, rows, weights)
-    inner = _up(module, parameters, products(up, rows, hidden).to(hidden.dtype), rows)  # [K, F]
-    outer = _down(module, parameters, products(parameters["down_proj"], rows, inner).to(hidden.dtype), rows)  # [K, D]
+    multiply = quantised_products if isinstance(up, Quantised) else products
+    inner = _up(module, parameters, multiply(up, rows, hidden).to(hidden.dtype), rows)  # [K, F]
+    outer = _down(module, parameters, multiply(parameters["down_proj"], rows, inner).to(hidden.dtype), rows)  # [K, D]
     return _combine(outer, weights)
 
 
@@ -58,7 +64,13 @@ def _one_by_one(module, parameters, hidden, rows, weights) -> torch.Tensor:
     return _combine(_down(module, parameters, outer, rows), weights)
 
 
-def _linear(module: nn.Module, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def _linear(module: nn.Module, hidden: torch.Tensor, weight: torch.Tensor | Quantised) -> torch.Tensor:
+    """hidden [T, D] by one expert's matrix."""
+    if isinstance(weight, Quantised):
+        if hidden.device.type == "cpu" and len(hidden) <= _FEW:
+            alone = np.zeros(len(hidden), np.int64)
+            return quantised_products(weight[None], alone, hidden).to(hidden.dtype)
+        weight = weight.dequantise(hidden.dtype)
     return hidden @ weight if module.is_transposed else nn.functional.linear(hidden, weight)
 
 
@@ -77,5 +89,5 @@ def _down(module: nn.Module, parameters: dict[str, torch.Tensor], product: torch
 
 def _combine(outer: torch.Tensor, weights: np.ndarray) -> torch.Tensor:
     """[K, D] weighted and summed in float32, then in the model's type: [1, D]."""
-    factors = torch.from_numpy(np.ascontiguousarray(weights))
+    factors = torch.from_numpy(np.ascontiguousarray(weights)).to(outer.device)
     return (factors @ outer.float()).to(outer.dtype)[None]

@@ -9,6 +9,9 @@ this reads every weight once, where it lies, at the speed of memory. Sums are fl
 costs does not depend on how many there are. Inside, the weight is flat, row r beginning at r * stride: numba vectorises
 over what it knows to lie in one piece. Threads are numba's; `set_threads` follows torch's.
 
+`quantised_products` is the same for weights of 4 and 8 bits (engine/quantised.py). Codes become float32 on the way, so
+that the sums are those of the dequantised weights, and inputs are never rounded.
+
 Of its predictions, product, softmax and the best N in one call (`foretell`): between layers whose experts fill every
 cache, each further call costs as much as its own work.
 """
@@ -21,9 +24,12 @@ import torch
 from numba import njit, prange, types
 from numba.extending import overload
 
+from engine.quantised import BLOCK, Quantised
+
 _BLOCK = 64  # outputs a thread takes at once: many to a thread, and each long enough to be worth waking one
 _WAKING_BYTES = 1 << 21  # fewer are read by the calling thread while another would wake up
 DTYPES = (torch.bfloat16, torch.float32)
+_HALF = BLOCK // 2
 _OPTIONS = {"cache": True, "fastmath": True, "nogil": True}  # fastmath: sums in vectors
 
 
@@ -71,6 +77,80 @@ def _together(weight, stride, rows, inputs, outputs):
         _block(weight, stride, rows, inputs, outputs, job)
 
 
+# ---- weights in few bits ---------------------------------------------------------------------------------------------
+def _part(codes, x, b):
+    """Block b of the codes by its inputs x; of 4 bits by x `_prepared`: a byte's low half, and the whole byte."""
+
+
+@overload(_part, inline="always")
+def _part_of_type(codes, x, b):
+    # unsigned places, which cannot count from the end: what could would not be read as vectors
+    def four(codes, x, b):
+        total = np.float32(0.0)
+        for j in range(_HALF):
+            byte = np.int32(codes[np.uint64(b * _HALF + j)])
+            low, whole = x[np.uint64(b * BLOCK + j)], x[np.uint64(b * BLOCK + _HALF + j)]
+            total += np.float32(byte & 15) * low + np.float32(byte) * whole
+        return total
+
+    def eight(codes, x, b):
+        total = np.float32(0.0)
+        for j in range(BLOCK):
+            place = np.uint64(b * BLOCK + j)
+            total += np.float32(codes[place]) * x[place]
+        return total
+
+    return eight if codes.dtype.signed else four
+
+
+@njit(inline="always", fastmath=True)
+def _block_of_codes(codes, scales, strides, rows, inputs, sums, outputs, job):
+    """As `_block`. strides: from row to row and from output to output, in codes and in scales."""
+    jobs = (outputs.shape[1] + _BLOCK - 1) // _BLOCK
+    k, first = job // jobs, job % jobs * _BLOCK
+    n = min(k, inputs.shape[0] - 1)
+    x, too_much = inputs[n], sums[n]
+    row, line, scale_row, groups = strides
+    blocks_a_group = too_much.size // groups
+    for o in range(first, min(first + _BLOCK, outputs.shape[1])):
+        at, scale_at = rows[k] * row + o * line, rows[k] * scale_row + o * groups
+        mine, own = codes[at : at + line], scales[scale_at : scale_at + groups]
+        total = np.float32(0.0)
+        for b in range(too_much.size):
+            total += (_part(mine, x, b) - too_much[b]) * _number(own[b // blocks_a_group])
+        outputs[k, o] = total
+
+
+@njit(**_OPTIONS)
+def _codes_alone(codes, scales, strides, rows, inputs, sums, outputs):
+    for job in range(_jobs(outputs)):
+        _block_of_codes(codes, scales, strides, rows, inputs, sums, outputs, job)
+
+
+@njit(parallel=True, **_OPTIONS)
+def _codes_together(codes, scales, strides, rows, inputs, sums, outputs):
+    for job in prange(_jobs(outputs)):
+        _block_of_codes(codes, scales, strides, rows, inputs, sums, outputs, job)
+
+
+@njit(cache=True, nogil=True)
+def _prepared(inputs):
+    """For 4 bits: (numbers [N, I], sums [N, I / BLOCK]) of inputs [N, I].
+
+    A byte is low + 16 high, each 8 too much. So  low x + high y = low (x - y / 16) + byte (y / 16),  which spares every
+    byte a shift, and what is too much is 8 times the sum of the inputs.
+    """
+    numbers, sums = np.empty_like(inputs), np.zeros((inputs.shape[0], inputs.shape[1] // BLOCK), np.float32)
+    for n in range(inputs.shape[0]):
+        for b in range(sums.shape[1]):
+            for j in range(b * BLOCK, b * BLOCK + _HALF):
+                x, y = inputs[n, j], inputs[n, j + _HALF]
+                numbers[n, j], numbers[n, j + _HALF] = x - y / np.float32(16), y / np.float32(16)
+                sums[n, b] += np.float32(8) * (x + y)
+    return numbers, sums
+
+
+# ---- predictions -----------------------------------------------------------------------------------------------------
 @njit(cache=True, nogil=True)
 def to_chances(claims, top_k, odds):
     """In place: claims [n, N], falling, as chances to be among the K chosen (engine.predictors.chances)."""
@@ -125,10 +205,29 @@ def products(weight: torch.Tensor, rows: np.ndarray, inputs: torch.Tensor) -> to
     """weight [R, O, I] in one of DTYPES, each row in one piece; rows [K] int64; inputs [K or 1, I]: [K, O] float32."""
     outputs = torch.empty(len(rows), weight.shape[1])
     run = _together if len(rows) * weight[0].nbytes >= _WAKING_BYTES else _alone
-    stride = weight.stride(0)
-    flat = weight.as_strided([(len(weight) - 1) * stride + weight[0].numel()], [1])  # numba must see it in one piece
-    run(_array(flat), stride, rows, inputs.float().numpy(), outputs.numpy())
+    flat, stride, _ = _lines(weight)
+    run(flat, stride, rows, inputs.float().numpy(), outputs.numpy())
     return outputs
+
+
+def quantised_products(weight: Quantised, rows: np.ndarray, inputs: torch.Tensor) -> torch.Tensor:
+    """As `products`: weight of R experts, each row in one piece; inputs [K or 1, I], whichever way weights are kept."""
+    outputs = torch.empty(len(rows), weight.outputs)
+    numbers = inputs.float().numpy()
+    sums = np.zeros((len(numbers), weight.inputs // BLOCK), np.float32)
+    if weight.bits == 4:
+        numbers, sums = _prepared(numbers)
+    (codes, *in_codes), (scales, *in_scales) = _lines(weight.codes), _lines(weight.scales)
+    many = len(rows) * weight.outputs * weight.inputs * 2 >= _WAKING_BYTES  # takes as long as these bytes of bfloat16
+    run = _codes_together if many else _codes_alone
+    run(codes, scales, (*in_codes, *in_scales), rows, numbers, sums, outputs.numpy())
+    return outputs
+
+
+def _lines(tensor: torch.Tensor) -> tuple[np.ndarray, int, int]:
+    """(flat, from row to row, from line to line) of [R, O, n], each row in one piece: numba must see all in one."""
+    flat = tensor.as_strided([(len(tensor) - 1) * tensor.stride(0) + tensor[0].numel()], [1])
+    return _array(flat), tensor.stride(0), tensor.shape[-1]
 
 
 def foretell(

@@ -1,7 +1,7 @@
 """The engine on the command line: generate from a model that does not fit, and pack its experts so that they read fast.
 
     python -m engine.offload generate --model PATH --policy quality_first --slots 25% --prompt "Once upon a time"
-    python -m engine.offload pack --model PATH --out STORE
+    python -m engine.offload pack --model PATH --out STORE [--bits 4 --group 64]
     python -m engine.offload verify STORE
 
 PATH is a Hugging Face checkpoint, read in place, or a packed store. `generate` streams text to standard output and ends
@@ -11,6 +11,7 @@ with one line of JSON: what it took, and the ceiling that the link sets. The las
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import math
 import os
@@ -28,6 +29,7 @@ from engine.errors import error, main_guard, nearest
 from engine.host_times import Affine
 from engine.log import count
 from engine.policies import Policy, find_policy, load_policies
+from engine.quantisation import BITS, GROUPS
 from engine.safetensors_files import weights_hash
 
 if TYPE_CHECKING:
@@ -62,6 +64,8 @@ def main() -> None:
     two.add_argument("--model", required=True, help="a checkpoint folder")
     two.add_argument("--out", required=True, help="a folder that does not exist yet")
     two.add_argument("--dtype", choices=DTYPES, help="default: what config.json says")
+    two.add_argument("--bits", type=int, choices=BITS, help="of a weight of an expert; default: the dtype's")
+    two.add_argument("--group", type=int, choices=GROUPS, help="weights that share a scale; default 64")
     three = commands.add_parser("verify", help="a packed store against its checksums, a checkpoint for NaN in experts")
     three.add_argument("store")
     a = parser.parse_args()
@@ -72,10 +76,31 @@ def main() -> None:
 def pack_model(a: argparse.Namespace) -> None:
     from engine.checkpoint import CheckpointStore
     from engine.pack import pack
+    from engine.quantised_store import QuantisedStore
+    from engine.store import is_packed
 
+    if a.group and not a.bits:
+        raise error(f"--group {a.group} without --bits", f"--bits {' or '.join(map(str, BITS))}", "say how many")
+    if is_packed(a.model):
+        raise error(f"{a.model} is a packed store", "a checkpoint folder", "pack what it was packed from")
     with CheckpointStore(Path(a.model), model_dtype(a.model, a.dtype)) as store:
         facts, out = {"model": weights_hash(a.model)}, Path(a.out)
-        pack(store, out, source=a.model, leave_out=store.tensor_names, facts=facts, progress=_progress("pack"))
+        few = QuantisedStore(store, a.bits, a.group or GROUPS[0]) if a.bits else None
+        how = {"source": a.model, "leave_out": store.tensor_names, "facts": facts, "progress": _progress("pack")}
+        manifest = pack(few or store, out, findings=few and few.report, **how)
+    if few:
+        print(f"{out}: {_quantised(manifest.facts['quantisation'])}")
+
+
+def _quantised(report: dict) -> str:
+    """What was lost, in a line."""
+    by_parameter = ", ".join(f"{name} {share:.2%}" for name, share in report["relative_error_by_parameter"].items())
+    worst = report["worst_expert"]
+    return (
+        f"{report['effective_bits']:g} bits a weight with scales ({report['bits']} in groups of {report['group']}); "
+        f"relative root mean square error {report['relative_error']:.2%} ({by_parameter}), worst "
+        f"{worst['relative_error']:.2%} in layer {worst['layer']}, expert {worst['expert']}"
+    )
 
 
 def verify_store(a: argparse.Namespace) -> None:
@@ -222,7 +247,8 @@ def _ahead(a: argparse.Namespace, policy: Policy, opened: OpenModel, slots: int)
         predictor = make_predictor(policy.prefetch, opened.attachment)
     config = json.loads((Path(a.model) / "config.json").read_text(encoding="utf-8"))
     dtype = str(opened.store.layout.dtype).removeprefix("torch.")
-    timing = Timing.of(load_host(a.host), a.link, Geometry.of_config(config, dtype=dtype), slots)
+    own = dataclasses.replace(Geometry.of_config(config, dtype=dtype), expert_bytes=opened.store.layout.weight_bytes)
+    timing = Timing.of(load_host(a.host), a.link, own, slots)
     return {"predictor": predictor, "window": timing.window(policy.schedule)}
 
 

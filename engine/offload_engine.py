@@ -294,7 +294,7 @@ class Engine(PhasedHandler):
         rows = self.slots.rows_of(layer, self._attachment.experts)
         state = self.residency.state.slots[layer]
         wanted = np.where(state["expert"] >= 0, state["expert"], state["load"])  # [S]
-        if (rows[needed] != NOBODY).all():
+        if (rows[needed] != NOBODY).all() and self.slots.layout.bits is None:
             index = torch.from_numpy(rows).to(call.index.device)[call.index]
             output = call.compute(index.to(call.index.dtype), call.weights)
             to_read = self.slots.arrange(layer, wanted)

@@ -21,6 +21,7 @@ from engine.hook import Attachment, attach
 from engine.host_times import Affine
 from engine.link import Link
 from engine.offload_engine import AT_ONCE, Engine
+from engine.quantised_store import DequantisedStore
 from engine.record import Store
 from engine.residency import Demand
 from engine.skeleton import load_skeleton
@@ -63,7 +64,7 @@ class OpenModel:
 
     def fill(self) -> None:
         """All experts into memory: from now on the stock model, as the emulator needs it."""
-        store = self.store
+        store = self.store if self.store.layout.bits is None else DequantisedStore(self.store)
         device = self.model.device.type
         slots = Slots(store.layout, layers=store.layers, slots=store.experts, staging=0, device=device)
         with Link(store) as link:

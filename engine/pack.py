@@ -12,7 +12,7 @@ import json
 import math
 import os
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 
@@ -33,13 +33,15 @@ def pack(
     source: str | Path,
     leave_out: Iterable[str],
     facts: dict,
+    findings: Callable[[], dict] | None = None,
     progress: Progress | None = None,
 ) -> Manifest:
     """Write the packed store `folder`, which alone can be given as a model.
 
     source: the model folder that `store` reads; leave_out: names of its tensors that are experts'; facts: what is
-    known of the model, kept as it is. Raises UserError where `folder` exists, the disk is full, a weight of an expert
-    is not finite or the source is not whole; nothing is left behind then.
+    known of the model, kept as it is; findings: facts that are known once every record was read. Raises UserError
+    where `folder` exists, the disk is full, a weight of an expert is not finite or the source is not whole; nothing is
+    left behind then.
     """
     folder, source = Path(folder), Path(source)
     json.dumps(facts, allow_nan=False)  # before hours of work, not after
@@ -55,6 +57,7 @@ def pack(
         checksums = _write_records(store, building / RECORDS, progress)
         files = {SINGLE: _write_tensors(building / SINGLE, tensors)}
         files |= {path.name: _write(building / path.name, _parts(path, 0, path.stat().st_size)) for path in beside}
+        facts = facts | (findings() if findings else {})
         manifest = Manifest(store.layers, store.experts, store.layout, tuple(checksums), files, facts)
         _write(building / MANIFEST, [json.dumps(manifest.as_json(), allow_nan=False).encode()])
     return manifest

@@ -2,7 +2,8 @@
 
 The parameters of a transformers experts module are [E, ...]; a record is what one expert has of each of them, one after
 another, each beginning at a multiple of 64 bytes, the whole a multiple of 4,096 (what O_DIRECT asks of a read). A slot
-buffer is [rows, record_bytes]; `views` shows it as the module's own parameters [rows, ...], without a copy.
+buffer is [rows, record_bytes]; `views` shows it as the module's own parameters [rows, ...], without a copy. Where the
+layout has `bits`, matrices are codes and then scales (engine/quantised.py), and everything else is as it was.
 
     layout = Layout.of_module(experts_module, torch.bfloat16)
     module.gate_up_proj = Parameter(layout.views(buffer)["gate_up_proj"])
@@ -11,7 +12,6 @@ buffer is [rows, record_bytes]; `views` shows it as the module's own parameters 
 from __future__ import annotations
 
 import itertools
-import math
 import mmap
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,10 +21,10 @@ import torch
 from torch import nn
 
 from engine.errors import error
+from engine.quantisation import ALIGNED, PAGE, part_bytes, up
+from engine.quantised import CODE_DTYPES, SCALE_DTYPES, Quantised
 
-PAGE = 4096  # bytes: alignment of memory, offset and length under O_DIRECT
 _LARGE_PAGE = 1 << 21  # bytes
-_ALIGNED = 64  # bytes: a cache line, and what vector loads like
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,9 @@ class Layout:
     names: tuple[str, ...]  # as the experts module calls them, in its order
     shapes: tuple[tuple[int, ...], ...]  # of one expert
     dtype: torch.dtype  # of the run
+    bits: int | None = None  # of a weight in a matrix; None: the dtype's
+    group: int | None = None  # inputs that share a scale
+    transposed: bool = False  # matrices are [I, O], I summed over
 
     @classmethod
     def of_module(cls, module: nn.Module, dtype: torch.dtype) -> Layout:
@@ -45,11 +48,20 @@ class Layout:
         }
         if not own:
             raise error(f"{type(module).__name__} without parameters by expert", "[E, ...] parameters", "report it")
-        return cls(tuple(own), tuple(own.values()), dtype)
+        return cls(tuple(own), tuple(own.values()), dtype, transposed=bool(getattr(module, "is_transposed", False)))
+
+    @property
+    def matrices(self) -> dict[str, tuple[int, int]]:
+        """(O, I) of every matrix of one expert."""
+        two = {name: shape for name, shape in zip(self.names, self.shapes, strict=True) if len(shape) == 2}
+        return {name: shape[::-1] if self.transposed else shape for name, shape in two.items()}
 
     @property
     def part_bytes(self) -> tuple[int, ...]:
-        return tuple(math.prod(shape) * self.dtype.itemsize for shape in self.shapes)
+        return tuple(sum(self._sizes(shape)) for shape in self.shapes)
+
+    def _sizes(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return part_bytes(shape, self.bits, self.group, self.dtype.itemsize)
 
     @property
     def offsets(self) -> tuple[int, ...]:
@@ -57,7 +69,7 @@ class Layout:
         found, at = [], 0
         for size in self.part_bytes:
             found.append(at)
-            at += _up(size, _ALIGNED)
+            at += up(size, ALIGNED)
         return tuple(found)
 
     @property
@@ -67,16 +79,26 @@ class Layout:
 
     @property
     def record_bytes(self) -> int:
-        return _up(self.offsets[-1] + self.part_bytes[-1], PAGE)
+        return up(self.offsets[-1] + self.part_bytes[-1], PAGE)
 
-    def views(self, buffer: torch.Tensor) -> dict[str, torch.Tensor]:
+    def views(self, buffer: torch.Tensor) -> dict[str, torch.Tensor | Quantised]:
         """buffer [rows, record_bytes] uint8, rows contiguous, as parameters [rows, ...] over the same memory."""
-        found = {}
-        for name, shape, at, size in zip(self.names, self.shapes, self.offsets, self.part_bytes, strict=True):
-            flat = buffer.view(self.dtype)  # [rows, record_bytes / itemsize]
-            start, count = at // self.dtype.itemsize, size // self.dtype.itemsize
-            found[name] = flat[:, start : start + count].unflatten(1, shape)
+        found, matrices = {}, self.matrices if self.bits else {}
+        for name, shape, at in zip(self.names, self.shapes, self.offsets, strict=True):
+            sizes = self._sizes(shape)
+            if name not in matrices:
+                found[name] = _view(buffer, at, sizes[0], self.dtype).unflatten(1, shape)
+                continue
+            codes = _view(buffer, at, sizes[0], CODE_DTYPES[self.bits])
+            scales = _view(buffer, at + sizes[0], sizes[1], SCALE_DTYPES[self.bits])
+            outputs = (matrices[name][0], -1)
+            found[name] = Quantised(codes.unflatten(1, outputs), scales.unflatten(1, outputs), self.transposed)
         return found
+
+
+def _view(buffer: torch.Tensor, at: int, size: int, dtype: torch.dtype) -> torch.Tensor:
+    """[rows, size / itemsize]: the same bytes of every row."""
+    return buffer.view(dtype)[:, at // dtype.itemsize : (at + size) // dtype.itemsize]
 
 
 class Store(Protocol):
@@ -110,7 +132,7 @@ def is_finite(weight: torch.Tensor) -> bool:
 def check_finite(layout: Layout, record: torch.Tensor, name: str) -> None:
     """UserError where a weight of one expert is not finite. record [record_bytes] uint8; name: the expert's."""
     for part, values in layout.views(record[None]).items():
-        if not is_finite(values):
+        if not is_finite(values.scales if isinstance(values, Quantised) else values):
             raise error(f"{name}: {part} is not finite", "finite weights", "check the checkpoint, fetch it again")
 
 
@@ -153,7 +175,3 @@ def page_aligned(rows: int, width: int) -> torch.Tensor:
     whole = torch.frombuffer(memory, dtype=torch.uint8)
     start = -whole.data_ptr() % _LARGE_PAGE
     return whole[start : start + rows * width].view(rows, width)
-
-
-def _up(size: int, multiple: int) -> int:
-    return -(-size // multiple) * multiple

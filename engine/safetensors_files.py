@@ -113,15 +113,18 @@ def read_header(path: Path) -> dict[str, Stored]:
 def weights_hash(folder: str | Path) -> str | None:
     """Of the weights whose function a folder computes: the first 16 digits of each file's sha256, in file order.
 
-    An inflated model computes its small one's function, a packed store that of what was packed; both say so. None: no
-    such files.
+    An inflated model computes its small one's function, a packed store that of what was packed; both say so. Not in 4
+    or 8 bits: that is a function of its own, named by what was packed, the bits and the group and the store's identity.
+    None: no such files.
     """
     folder = Path(folder)
     for name, keys in (("inflation.json", ("source_sha256",)), ("store.json", ("facts", "model"))):
         if (folder / name).is_file():
-            found = json.loads((folder / name).read_text(encoding="utf-8"))
+            said = found = json.loads((folder / name).read_text(encoding="utf-8"))
             for key in keys:
                 found = found.get(key) or {}
+            if bits := said.get("layout", {}).get("bits"):
+                return f"{found or 'unnamed'}~{bits}bit{said['layout']['group']}~{said['identity'][:16]}"
             if found:
                 return found if isinstance(found, str) else "+".join(h[:16] for _, h in sorted(found.items()))
     files = sorted(folder.glob("*.safetensors"))

@@ -63,8 +63,9 @@ class Slots:
         return self._pool.numel()
 
     def give_to(self, modules: list[nn.Module]) -> None:
-        """The experts modules have N experts from now on, whose parameters are the pool."""
-        for module in modules:
+        """The experts modules have N experts from now on, whose parameters are the pool; not in few bits, which no
+        module of transformers can compute with."""
+        for module in modules if self.layout.bits is None else []:
             _give(module, self.parameters, len(self.held))
 
     def give_parts_to(self, modules: list[nn.Module]) -> None:

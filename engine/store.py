@@ -1,9 +1,9 @@
 """Where experts wait: a packed folder that is read past the page cache, or RAM.
 
 A packed store is a model folder whose experts lie in `experts.bin`, the record of (layer, expert) at
-(layer * E + expert) * record_bytes, in the dtype of the run. `store.json` says what they are, with a checksum a record,
-and is what makes a folder a store; everything else, the other weights in `model.safetensors` too, lies beside it as
-transformers has it. engine/pack.py writes it.
+(layer * E + expert) * record_bytes, in the dtype of the run or in 4 or 8 bits. `store.json` says what they are, with a
+checksum a record, and is what makes a folder a store; everything else, the other weights in `model.safetensors` too,
+lies beside it as transformers has it. engine/pack.py writes it.
 
     store = PackedStore("my-model")
     store.read(layer, expert, target)       # one read straight into the target
@@ -75,7 +75,10 @@ class Manifest:
 
 def _of_layout(layout: Layout) -> dict:
     dtype = str(layout.dtype).removeprefix("torch.")
-    return {"names": layout.names, "shapes": layout.shapes, "dtype": dtype}
+    found = {"names": layout.names, "shapes": layout.shapes, "dtype": dtype}
+    if layout.bits is not None:
+        found |= {"bits": layout.bits, "group": layout.group}
+    return found | ({"transposed": True} if layout.transposed else {})
 
 
 def read_manifest(folder: str | Path) -> Manifest:
@@ -95,6 +98,9 @@ def read_manifest(folder: str | Path) -> Manifest:
             tuple(data["layout"]["names"]),
             tuple(tuple(shape) for shape in data["layout"]["shapes"]),
             DTYPES[data["layout"]["dtype"]],
+            data["layout"].get("bits"),
+            data["layout"].get("group"),
+            data["layout"].get("transposed", False),
         )
         files = {name: (size, checksum) for name, (size, checksum) in data["files"].items()}
         facts, record_bytes = data["facts"], data["record_bytes"]

@@ -75,18 +75,26 @@ def load_tokenizer(folder: str | Path, revision: str | None = None):
 def load_model(folder: str | Path, dtype: str, threads: int, revision: str | None = None):
     """A model in evaluation mode on `threads` threads. dtype: a name of torch's, or `auto` for the checkpoint's own.
 
-    UserError on a folder that is not a whole checkpoint, lacks a weight (transformers would make up a random one) or
-    has a weight that is not finite.
+    folder: also a packed store, of any bits: all its experts are read, and dequantised. UserError on a folder that is
+    not a whole checkpoint, lacks a weight (transformers would make up a random one) or has one that is not finite.
     """
     import torch
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
+    from engine.offload import model_dtype
     from engine.skeleton import check_weights
+    from engine.store import is_packed
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     torch.set_num_threads(threads)
+    if is_packed(folder):
+        from engine.offload_model import OpenModel
+
+        with OpenModel(folder, model_dtype(folder, None if dtype == "auto" else dtype), device="cpu") as opened:
+            opened.fill()
+            return opened.model
     try:
         model, loaded = AutoModelForCausalLM.from_pretrained(
             folder,

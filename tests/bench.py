@@ -19,6 +19,7 @@
 6., 7., 8. resident, memory and predictor, of the engine: tests/bench_engine.py.
 9. scheduler: microseconds of one plan over E=512 experts, 10 names of each of two layers and four rows, called from
    Python as the engine does. Why it matters: it stands in every event of a decoded token; 20 are allowed.
+10. products of weights in 4 and 8 bits: tests/bench_products.py.
 
     make bench        or        python tests/bench.py [--model-dir FOLDER] [--only decision]
 """
@@ -45,7 +46,7 @@ from engine.residency import Demand, Residency, slots_from_percent
 ROOT = Path(__file__).parent.parent
 EVENTS, EXPERTS, TOP_K, SLOTS = 20_000, 512, 10, 128
 SEED = 7
-ONLY = ("decision", "emulator", "engine", "fetch", "lru", "scheduler", "simulator")
+ONLY = ("decision", "emulator", "engine", "fetch", "lru", "products", "scheduler", "simulator")
 
 
 def drifting_logits(events: int, experts: int, spread: float, memory: float, seed: int) -> np.ndarray:
@@ -429,6 +430,10 @@ def main() -> None:
         results["simulator"] = bench_simulator(a.repeats)
     if a.only in (None, "scheduler"):
         results["scheduler"] = bench_scheduler()
+    if a.only in (None, "products"):
+        from tests.bench_products import bench_products
+
+        results["products"] = bench_products(a.threads, a.repeats)
     if a.only in (None, "lru"):
         results["lru"] = bench_lru(4 * a.repeats)
     if a.only in (None, "fetch"):
