@@ -22,7 +22,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from transformers.utils.output_capturing import OutputRecorder
 
 from engine.errors import error
-from engine.score_rules import CORRECTION, SCORE_RULES, chooses, scores_of, weighs
+from engine.score_rules import CORRECTION, PLAIN, SCORE_RULES, chooses, scores_of, weighs
 
 IMPLEMENTATION = "expertmiss"
 _CHECK_TOKENS = 256
@@ -101,7 +101,7 @@ class Attachment:
     @property
     def plain(self) -> bool:
         """Whether experts are chosen by their softmax alone."""
-        return not self.sigmoid and all(module._expertmiss.bias is None for module in self.layers)
+        return self.rule_name in PLAIN and all(module._expertmiss.bias is None for module in self.layers)
 
     @property
     def top_k(self) -> int:
@@ -182,7 +182,7 @@ def _pair_routers(model: nn.Module, family: str) -> list[tuple[nn.Module, nn.Mod
         block = path.rpartition(".")[0]
         near = [(m, i) for name, m, i in routers if name.rpartition(".")[0] == block]
         if len(near) != 1:
-            raise _refuse(family, f"{len(near)} routers beside {path}")
+            raise _refuse(family, f"{len(near)} routers that record their logits beside {path}")
         pairs.append((module, *near[0]))
     return pairs
 

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 CORRECTION = "e_score_correction_bias"  # what routers call a bias that is for choosing alone
+PLAIN = ("probabilities", "softmax")  # rules that choose by the softmax alone, where there is no such bias
 Scores = tuple[torch.Tensor, torch.Tensor]  # selection scores, and the logits behind the weights: [T, E] float32
 
 
@@ -41,18 +42,12 @@ def _probabilities(router: nn.Module, output: torch.Tensor, bias: torch.Tensor |
 
 
 def _sigmoid(router: nn.Module, output: torch.Tensor, bias: torch.Tensor | None) -> Scores:
-    """Sigmoid, plus the correction bias and within the best groups where the router has them."""
+    """Sigmoid, plus the correction bias and within the groups whose best two are best, where the router has them."""
     logits = output.float()
     selection = logits.sigmoid()
     if bias is not None:
         selection = selection + bias.float()
-    groups = getattr(router, "num_group", None) or getattr(router, "n_group", None) or 1
-    if groups > 1:
-        by_group = selection.view(len(selection), groups, -1)  # [T, groups, E / groups]
-        best = by_group.topk(2, dim=-1).values.sum(-1).topk(router.topk_group, dim=-1).indices
-        keep = torch.zeros(by_group.shape[:2], dtype=torch.bool, device=output.device).scatter_(1, best, True)
-        selection = by_group.masked_fill(~keep[..., None], -torch.inf).reshape(selection.shape)
-    return selection, logits
+    return _within_groups(router, selection, best=2), logits
 
 
 def _sigmoid_biased_logits(router: nn.Module, output: torch.Tensor, bias: torch.Tensor | None) -> Scores:
@@ -67,11 +62,29 @@ def _softmax(router: nn.Module, output: torch.Tensor, bias: torch.Tensor | None)
     return logits if bias is None else logits.softmax(-1) + bias.float(), logits
 
 
+def _softmax_groups(router: nn.Module, output: torch.Tensor, bias: torch.Tensor | None) -> Scores:
+    """The best probabilities of the groups whose best is best."""
+    logits = output.float()
+    return _within_groups(router, logits.softmax(-1), best=1), logits
+
+
+def _within_groups(router: nn.Module, selection: torch.Tensor, best: int) -> torch.Tensor:
+    """selection [T, E], -inf outside the groups with the largest sums of so many scores."""
+    groups = getattr(router, "num_group", None) or getattr(router, "n_group", None) or 1
+    if groups == 1:
+        return selection
+    by_group = selection.view(len(selection), groups, -1)  # [T, groups, E / groups]
+    inside = by_group.topk(best, dim=-1).values.sum(-1).topk(router.topk_group, dim=-1).indices
+    keep = torch.zeros(by_group.shape[:2], dtype=torch.bool, device=selection.device).scatter_(1, inside, True)
+    return by_group.masked_fill(~keep[..., None], -torch.inf).reshape(selection.shape)
+
+
 SCORE_RULES: dict[str, ScoreRule] = {
     "probabilities": ScoreRule(_probabilities, sigmoid=False),
     "sigmoid": ScoreRule(_sigmoid, sigmoid=True),
     "sigmoid_biased_logits": ScoreRule(_sigmoid_biased_logits, sigmoid=True),
     "softmax": ScoreRule(_softmax, sigmoid=False),
+    "softmax_groups": ScoreRule(_softmax_groups, sigmoid=False),
 }
 
 
