@@ -3,8 +3,8 @@
 transformers sends every MoE family through one registry of experts functions. `attach` registers one of ours, writes
 layer number and state on each experts module, takes the router's logits by a forward hook on the module that the
 family itself names in `_can_record_outputs["router_logits"]`, and then proves on 256 random tokens that it
-understands the family: from the logits alone one of SCORE_RULES must give the chosen set and weights that the experts
-really got. A family that passes none is refused by name. There is no file per family.
+understands the family: from the logits alone one of SCORE_RULES (engine/score_rules.py) must give the chosen set and
+weights that the experts really got. A family that passes none is refused by name. There is no file per family.
 
     with attach(model) as attachment:
         attachment.handler = my_handler        # handler(call: Call) -> hidden [T, D]
@@ -22,6 +22,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from transformers.utils.output_capturing import OutputRecorder
 
 from engine.errors import error
+from engine.score_rules import CORRECTION, PLAIN, SCORE_RULES, chooses, scores_of, weighs
 
 IMPLEMENTATION = "expertmiss"
 _CHECK_TOKENS = 256
@@ -53,72 +54,6 @@ def stock_handler(call: Call) -> torch.Tensor:
     return call.compute(call.index, call.weights)
 
 
-# ---- score rules: from router logits to selection scores and to the logits behind the weights -----------------------
-@dataclass(frozen=True)
-class ScoreRule:
-    """scores(router, logits) -> (selection scores, logits) both [T, E] float32; sigmoid: weights follow a sigmoid."""
-
-    scores: Callable[[nn.Module, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-    sigmoid: bool
-
-
-def _softmax(router: nn.Module, output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    logits = output.float()
-    return logits, logits
-
-
-def _probabilities(router: nn.Module, output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The family records softmax probabilities as its router logits."""
-    logits = output.float().log()
-    return logits, logits
-
-
-def _sigmoid(router: nn.Module, output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sigmoid, plus the correction bias and within the best groups where the router has them."""
-    logits = output.float()
-    selection = logits.sigmoid()
-    bias = getattr(router, "e_score_correction_bias", None)
-    if bias is not None:
-        selection = selection + bias.float()
-    groups = getattr(router, "num_group", None) or getattr(router, "n_group", None) or 1
-    if groups > 1:
-        by_group = selection.view(len(selection), groups, -1)  # [T, groups, E / groups]
-        best = by_group.topk(2, dim=-1).values.sum(-1).topk(router.topk_group, dim=-1).indices
-        keep = torch.zeros(by_group.shape[:2], dtype=torch.bool, device=output.device).scatter_(1, best, True)
-        selection = by_group.masked_fill(~keep[..., None], -torch.inf).reshape(selection.shape)
-    return selection, logits
-
-
-SCORE_RULES: dict[str, ScoreRule] = {
-    "probabilities": ScoreRule(_probabilities, sigmoid=False),
-    "sigmoid": ScoreRule(_sigmoid, sigmoid=True),
-    "softmax": ScoreRule(_softmax, sigmoid=False),
-}
-
-
-def _explains(rule: ScoreRule, router: nn.Module, output: torch.Tensor, call: Call) -> bool:
-    """Whether the rule gives the experts that were chosen, up to exact ties, and their normalised weights."""
-    try:
-        selection, logits = rule.scores(router, output)
-    except (AttributeError, RuntimeError):  # the router lacks what this rule reads
-        return False
-    if torch.isnan(selection).any():
-        return False
-    inside = selection.gather(1, call.index).min(-1).values
-    outside = selection.scatter(1, call.index, -torch.inf).max(-1).values
-    distinct = call.index.sort(-1).values.diff(dim=-1).gt(0).all()
-    slack = 1e-5 * (1.0 + inside.abs())
-    if not distinct or not (inside >= outside - slack).all():
-        return False
-    logits = logits.gather(1, call.index)
-    own = logits.sigmoid() if rule.sigmoid else logits.softmax(-1)
-    own = own / own.sum(-1, keepdim=True)
-    weights = call.weights.float()
-    weights = weights / weights.sum(-1, keepdim=True)
-    tolerance = 1e-4 if call.weights.dtype == torch.float32 else 2e-2
-    return torch.allclose(own, weights, atol=tolerance)
-
-
 # ---- attach ---------------------------------------------------------------------------------------------------------
 @dataclass
 class _Layer:
@@ -128,6 +63,8 @@ class _Layer:
     number: int
     router: nn.Module
     stock: Callable[..., torch.Tensor]
+    corrected: nn.Module | None  # who has the correction bias, of the router's modules
+    bias: torch.Tensor | None = None  # [E], of the last call; where no module of the router has it, it is handed to it
     output: torch.Tensor | None = None  # the router's last recorded output
     input: torch.Tensor | None = None  # what it was given
 
@@ -155,6 +92,16 @@ class Attachment:
     def routers(self) -> list[nn.Module]:
         """The router of every layer."""
         return [module._expertmiss.router for module in self.layers]
+
+    def selection(self, layer: int, output: torch.Tensor) -> torch.Tensor:
+        """Selection scores [T, E] that the router of this layer makes of other logits [T, E]."""
+        of_layer: _Layer = self.layers[layer]._expertmiss
+        return SCORE_RULES[self.rule_name].scores(of_layer.router, output, of_layer.bias)[0]
+
+    @property
+    def plain(self) -> bool:
+        """Whether experts are chosen by their softmax alone."""
+        return self.rule_name in PLAIN and all(module._expertmiss.bias is None for module in self.layers)
 
     @property
     def top_k(self) -> int:
@@ -194,10 +141,11 @@ def attach(model: nn.Module) -> Attachment:
     pairs = _pair_routers(model, family)
     for number, (experts, router, index) in enumerate(pairs):
         stock = ALL_EXPERTS_FUNCTIONS.get(attachment._stock_name) or type(experts).forward.__wrapped__
-        layer = _Layer(attachment, number, router, stock)
+        corrected = next((module for module in router.modules() if hasattr(module, CORRECTION)), None)
+        layer = _Layer(attachment, number, router, stock, corrected)
         experts.__dict__["_expertmiss"] = layer  # not a submodule: kept out of parameters and state
         attachment.layers.append(experts)
-        attachment._hooks.append(router.register_forward_hook(_keep(layer, index)))
+        attachment._hooks.append(router.register_forward_hook(_keep(layer, index), with_kwargs=True))
     ALL_EXPERTS_FUNCTIONS.register(IMPLEMENTATION, _experts_forward)
     model.set_experts_implementation(IMPLEMENTATION)
     try:
@@ -209,7 +157,11 @@ def attach(model: nn.Module) -> Attachment:
 
 
 def _refuse(family: str, why: str) -> Exception:
-    return error(f"model family '{family}' is refused: {why}", "a router one of the score rules explains", "see README")
+    return error(
+        f"model family '{family}' is refused: {why}",
+        "a router one of the score rules explains",
+        "docs/families.md lists the families that work",
+    )
 
 
 def _pair_routers(model: nn.Module, family: str) -> list[tuple[nn.Module, nn.Module, int]]:
@@ -230,7 +182,7 @@ def _pair_routers(model: nn.Module, family: str) -> list[tuple[nn.Module, nn.Mod
         block = path.rpartition(".")[0]
         near = [(m, i) for name, m, i in routers if name.rpartition(".")[0] == block]
         if len(near) != 1:
-            raise _refuse(family, f"{len(near)} routers beside {path}")
+            raise _refuse(family, f"{len(near)} routers that record their logits beside {path}")
         pairs.append((module, *near[0]))
     return pairs
 
@@ -241,9 +193,14 @@ def _absent(experts: nn.Module) -> bool:
 
 
 def _keep(layer: _Layer, index: int) -> Callable[..., None]:
-    def keep(_module: nn.Module, args: tuple, output: object) -> None:
-        layer.input = args[0]
+    def keep(_module: nn.Module, args: tuple, kwargs: dict, output: object) -> None:
+        layer.input, *others = (*args, *kwargs.values())
         layer.output = output[index] if isinstance(output, tuple | list) else output
+        if layer.corrected is not None:
+            layer.bias = getattr(layer.corrected, CORRECTION).view(-1)
+        elif others:
+            experts = layer.output.shape[-1:]
+            layer.bias = next((o for o in others if isinstance(o, torch.Tensor) and o.shape == experts), None)
 
     return keep
 
@@ -259,7 +216,7 @@ def _experts_forward(
     attachment = layer.attachment
     scores = logits = output
     if attachment.rule_name:
-        scores, logits = SCORE_RULES[attachment.rule_name].scores(layer.router, output)
+        scores, logits = SCORE_RULES[attachment.rule_name].scores(layer.router, output, layer.bias)
     chosen = (top_k_index, top_k_weights)
     return attachment.handler(Call(layer.number, module, hidden, *chosen, scores, logits, router_input, layer.stock))
 
@@ -290,9 +247,16 @@ def _recognise(attachment: Attachment, family: str) -> None:
         raise _refuse(family, f"{len(calls)} expert calls for {len(attachment.layers)} layers in one pass")
     if any(c.index.shape != calls[0].index.shape or c.scores.shape != calls[0].scores.shape for c in calls):
         raise _refuse(family, "layers differ in experts or top-K")
+    chosen = []  # rules that give the experts, if not their weights
     for name, rule in SCORE_RULES.items():
-        if all(_explains(rule, c.module._expertmiss.router, c.scores, c) for c in calls):
+        found = [scores_of(rule, c.module._expertmiss.router, c.scores, c.module._expertmiss.bias) for c in calls]
+        if not all(one and chooses(one[0], c.index) for one, c in zip(found, calls, strict=True)):
+            continue
+        chosen.append(name)
+        if all(weighs(one[1], c.index, c.weights, rule.sigmoid) for one, c in zip(found, calls, strict=True)):
             attachment.rule_name = name
             attachment._top_k, attachment._experts = calls[0].index.shape[1], calls[0].scores.shape[1]
             return
-    raise _refuse(family, f"none of {', '.join(SCORE_RULES)} gives its chosen experts and weights")
+    if chosen:
+        raise _refuse(family, f"{', '.join(chosen)} give its chosen experts but not their weights")
+    raise _refuse(family, f"none of {', '.join(SCORE_RULES)} gives its chosen experts")

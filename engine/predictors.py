@@ -36,7 +36,7 @@ from torch.nn import functional
 from engine import kernels
 from engine.errors import error, nearest
 from engine.files import atomic
-from engine.hook import SCORE_RULES, Attachment
+from engine.hook import Attachment
 from engine.policies import PREFETCH
 from engine.predictions import HORIZONS
 from engine.routers import Router, routers_of
@@ -208,14 +208,13 @@ class _FromInput(Predictor):
     def __init__(self, kind: str, attachment: Attachment, logits: Callable) -> None:
         super().__init__(kind, attachment)
         self._logits = logits
-        self._routers = attachment.routers
-        self._selection = SCORE_RULES[attachment.rule_name].scores if attachment.sigmoid else None
+        self._selection = None if attachment.plain else attachment.selection
 
     def _claims(self, layer: int, x: torch.Tensor, targets: int) -> torch.Tensor:
         logits = self._logits(layer, x).view(len(x), targets, self.experts)
         if self._selection is None:
             return logits.softmax(-1)
-        scores = [self._selection(self._routers[layer + 1 + i], part)[0] for i, part in enumerate(logits.unbind(1))]
+        scores = [self._selection(layer + 1 + i, part) for i, part in enumerate(logits.unbind(1))]
         scores = torch.stack(scores, 1).clamp(min=0)
         return scores / scores.sum(-1, keepdim=True).clamp(min=1e-30)
 

@@ -20,7 +20,14 @@ from engine.trace import RouterTrace
 
 SCHEMA = "router-trace-1"
 EXACT = "exact"  # provenance `policy` of a trace under which every chosen expert ran
-SCORE_RULES = {"probabilities": False, "sigmoid": True, "softmax": False}  # name: weights follow a sigmoid
+# name: weights follow a sigmoid
+SCORE_RULES = {
+    "probabilities": False,
+    "sigmoid": True,
+    "sigmoid_biased_logits": True,
+    "softmax": False,
+    "softmax_groups": False,
+}
 REQUIRED = ("model", "policy", "score_rule", "text")  # provenance without which a trace says nothing
 PAGE = "docs/router_traces.md"
 _LARGEST_ID = np.iinfo(np.int16).max

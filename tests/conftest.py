@@ -17,6 +17,7 @@ import pytest
 MODEL_SEED = 20
 ROUTER_STD = 0.25  # hidden states have norm 8 (root of 64): logits of standard deviation 2
 CORRECTION_STD = 0.1  # of the correction bias of the sigmoid families
+BIAS_STD = 0.3  # of the biases of experts
 
 _SHAPE = {
     "hidden_size": 64,
@@ -100,6 +101,9 @@ def tiny_moe():
                 module.weight.normal_(std=ROUTER_STD)
                 if hasattr(module, "e_score_correction_bias"):
                     module.e_score_correction_bias.normal_(std=CORRECTION_STD)
+        for name, parameter in model.named_parameters():
+            if ".experts." in name and name.endswith("_bias"):  # zero in a fresh model: one misread would not show
+                parameter.normal_(std=BIAS_STD)
         return model.requires_grad_(False)
 
     yield build

@@ -259,7 +259,7 @@ def test_a_router_class_the_family_does_not_name_is_refused(tiny_moe):
         forward = type(gate).forward
 
     gate.__class__ = Foreign
-    with pytest.raises(UserError, match=r"0 routers beside model\.layers\.1\.mlp\.experts"):
+    with pytest.raises(UserError, match=r"0 routers that record their logits beside model\.layers\.1\.mlp\.experts"):
         attach(model)
     assert untouched(model)
 

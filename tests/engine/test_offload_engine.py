@@ -16,7 +16,6 @@ from engine.harness import decode
 from engine.hook import attach
 from engine.log import count
 from engine.recheck import Recheck
-from engine.residency import Demand
 from engine.slots import Slots
 from tests.engine.engine_cases import POLICIES, Both, check_slots_hold_their_experts, text
 
@@ -68,27 +67,6 @@ def test_slots_hold_what_the_decision_says(both):
     engine.restart()
     decode(both.model, engine, [text(seed=2)])
     check_slots_hold_their_experts(both, engine)
-
-
-@pytest.mark.parametrize("policy", NAMES)
-def test_all_experts_resident_is_the_stock_model(tiny_moe, family, policy):
-    """S = E, warm: the stock model's logits in prefill and decoding, and K x events hits."""
-    both = Both(tiny_moe, family)
-    demand = Demand(np.ones((both.store.layers, both.experts), np.int64), 1)
-    engine = both.engine(policy, both.experts, demand=demand)
-    prompt = text(12)
-    with engine.phase("prefill"):
-        found = both.model(input_ids=torch.tensor([prompt]), use_cache=True)
-    wanted = both.whole(input_ids=torch.tensor([prompt]), use_cache=True)
-    torch.testing.assert_close(found.logits, wanted.logits, rtol=1e-4, atol=1e-4)
-    cache, stock_cache = found.past_key_values, wanted.past_key_values
-    for token in text(2, seed=3):
-        with engine.phase("decode"):
-            found = both.model(input_ids=torch.tensor([[token]]), cache=cache, use_cache=True)
-        wanted = both.whole(input_ids=torch.tensor([[token]]), cache=stock_cache, use_cache=True)
-        torch.testing.assert_close(found.logits, wanted.logits, rtol=1e-4, atol=1e-4)
-    assert count(engine.log())["hits"] == 2 * both.top_k * both.store.layers
-    both.link.close()
 
 
 @pytest.mark.parametrize("slots", [4, 7, 15])

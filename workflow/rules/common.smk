@@ -66,7 +66,7 @@ SLOTS = " ".join(f"{name}={percent!r}" for name, percent in SETTINGS.slots.items
 # A rule runs again when the code that makes its numbers changes; figures depend on their own script alone.
 ENGINE = expand(
     "engine/{name}.py",
-    name="decision emulator hook log phase policies residency trace trace_file trace_schema".split(),
+    name="decision emulator hook log phase policies residency score_rules trace trace_file trace_schema".split(),
 )
 EVALS = [f"evals/{name}.py" for name in ("jobs", "parallel", "perplexity", "quality")]
 
