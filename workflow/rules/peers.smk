@@ -25,8 +25,14 @@ def peers_source(wildcards):
     """The checkpoint that the other programs are given: in bfloat16."""
     size = peers_size(wildcards.model)
     if size == OWN:
-        return model_dir(wildcards)
+        return source_dir(wildcards)
     return f"results/inflated/{wildcards.model}/{size}"
+
+
+def peers_source_input(wildcards):
+    if peers_size(wildcards.model) == OWN:
+        return source_input(wildcards)
+    return [peers_source(wildcards)]
 
 
 rule build_llama_cpp:
@@ -45,27 +51,31 @@ rule build_llama_cpp:
 
 rule convert_to_gguf:
     input:
+        peers_source_input,
         build="results/peers_build",
-        model=peers_source,
     output:
         temp(directory("results/gguf/{model}")),
     log:
         "results/logs/convert_to_gguf/{model}.log",
+    params:
+        model=peers_source,
     shell:
-        "python -m evals.peers.llama_cpp convert --source {input.build} --model {input.model:q} --out {output}"
+        "python -m evals.peers.llama_cpp convert --source {input.build} --model {params.model:q} --out {output}"
         " 2>&1 | tee {log}"
 
 
 rule map_checkpoint:
     input:
+        peers_source_input,
         "evals/peers/checkpoint.py",
-        model=peers_source,
     output:
         temp(directory("results/fused/{model}")),
     log:
         "results/logs/map_checkpoint/{model}.log",
+    params:
+        model=peers_source,
     shell:
-        "python -m evals.peers.checkpoint --model {input.model:q} --out {output} 2>&1 | tee {log}"
+        "python -m evals.peers.checkpoint --model {params.model:q} --out {output} 2>&1 | tee {log}"
 
 
 rule make_workload:
