@@ -22,12 +22,16 @@ def main() -> None:
     parser.add_argument("--model", required=True, type=Path, help="a checkpoint folder in bfloat16")
     parser.add_argument("--out", required=True)
     a = parser.parse_args()
-    logging.set_verbosity_error()
     logging.disable_progress_bar()
-    with atomic_folder(a.out, sum(path.stat().st_size for path in a.model.glob("*.safetensors"))) as building:
-        model = AutoModelForCausalLM.from_pretrained(a.model, dtype=torch.bfloat16, local_files_only=True)
-        model.save_pretrained(building, save_original_format=False)
-        AutoTokenizer.from_pretrained(a.model, local_files_only=True).save_pretrained(building)
+    write(a.model, a.out)
+
+
+def write(model: Path, folder: str | Path) -> None:
+    """`folder`: the checkpoint `model` in bfloat16, its experts together. Takes memory for all of it."""
+    with atomic_folder(folder, sum(path.stat().st_size for path in model.glob("*.safetensors"))) as building:
+        loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16, local_files_only=True)
+        loaded.save_pretrained(building, save_original_format=False)
+        AutoTokenizer.from_pretrained(model, local_files_only=True).save_pretrained(building)
 
 
 if __name__ == "__main__":

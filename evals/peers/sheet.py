@@ -54,16 +54,17 @@ def _parse(cells: dict[str, str], where: str) -> Peer:
             raise error(f"{where}: {name} '{cells[name]}' of program {cells['program']}", expected, "mend the cell")
     if llama and cells["load_mode"] not in LOAD_MODES:
         raise error(f"{where}: load_mode '{cells['load_mode']}'", "one of llama.cpp's", ", ".join(LOAD_MODES))
-    numbers = {name: _number(cells[name], f"{where}: {name}") for name in ("slots", "threads", "tokens")}
+    least = {"slots": 1, "threads": 1, "tokens": 2}  # first tokens are not timed
+    numbers = {name: _number(cells[name], number, f"{where}: {name}") for name, number in least.items()}
     words = {name: None if cells[name] == "-" else cells[name] for name in ("policy", "load_mode")}
     if numbers["slots"] is not None and numbers["slots"] > 100:
         raise error(f"{where}: slots '{cells['slots']}'", "a percentage", "mend the cell")
     return Peer(cells["id"], cells["program"], cells["memory"], **words, **numbers)
 
 
-def _number(word: str, where: str) -> int | None:
+def _number(word: str, least: int, where: str) -> int | None:
     if word in ("-", "all"):
         return None
-    if not word.isdigit() or not 1 <= int(word) < 1_000_000:
-        raise error(f"{where} '{word}'", "a whole number from 1, or all", "mend the cell")
+    if not word.isdigit() or not least <= int(word) < 1_000_000:
+        raise error(f"{where} '{word}'", f"a whole number from {least}, or all", "mend the cell")
     return int(word)

@@ -58,7 +58,7 @@ def test_the_ratios_denominators_are_in_the_sheet_in_the_memory_they_stand_for()
         ("slots", "101", "slots '101'"),
         ("slots", "25%", "slots '25%'"),
         ("threads", "0", "threads '0'"),
-        ("tokens", "many", "tokens 'many'"),
+        ("tokens", "1", "tokens '1'"),
     ],
 )
 def test_a_row_that_cannot_be_is_refused_by_line_column_and_value(tmp_path, column, value, says):

@@ -49,17 +49,20 @@ def draw(table: pd.DataFrame):
         ax.text(0.5, 0.5, NOTHING, ha="center", va="center", fontsize=9, color="#555555")
         return figure, pd.DataFrame(columns=POINTS)
     places = list(table.drop_duplicates(["host", "model"])[["host", "model"]].itertuples(index=False, name=None))
-    counts = [int(table[table["memory"] == memory].groupby(["host", "model"]).size().max()) for memory in AGAINST]
+    sizes = table.groupby(["memory", "host", "model"]).size().groupby("memory").max()
+    counts = {memory: int(sizes[memory]) for memory in AGAINST if memory in sizes}
     programs = [program for program in COLOURS if program in set(table["program"])]
     handles = [Patch(color=COLOURS[program], label=program) for program in programs]
-    height = 2.0 + 0.26 * sum(counts)
+    height = 2.0 + 0.3 * len(counts) + 0.23 * sum(counts.values())
     figure = frame(title, caption(table), handles, width=2.2 + 5.2 * len(places), height=height)
-    axes = figure.subplots(2, len(places), squeeze=False, sharex=True, height_ratios=counts)
-    low, high = table["tokens_per_s"].min(), table["tokens_per_s"].max()
+    shares = list(counts.values())
+    axes = figure.subplots(len(counts), len(places), squeeze=False, sharex=True, height_ratios=shares)
+    rates = table["tokens_per_s"].dropna()
+    limits = (rates.min() / 2, rates.max() * 25) if len(rates) else (0.1, 100)
     for column, (host, model) in enumerate(places):
         own = table[(table["host"] == host) & (table["model"] == model)]
-        for row, memory in enumerate(AGAINST):
-            panel(axes[row, column], own[own["memory"] == memory], f"{model} on {host}", (low / 2, high * 25))
+        for row, memory in enumerate(counts):
+            panel(axes[row, column], own[own["memory"] == memory], f"{model} on {host}", limits)
     for ax in axes[-1]:
         ax.set_xlabel("tokens a second")
     return figure, table[POINTS]
