@@ -118,7 +118,7 @@ def weights_hash(folder: str | Path) -> str | None:
     None: no such files.
     """
     folder = Path(folder)
-    for name, keys in (("inflation.json", ("source_sha256",)), ("store.json", ("facts", "model"))):
+    for name, keys in (("store.json", ("facts", "model")), ("inflation.json", ("source_sha256",))):
         if (folder / name).is_file():
             said = found = json.loads((folder / name).read_text(encoding="utf-8"))
             for key in keys:

@@ -15,6 +15,7 @@ from engine.hook import attach
 from engine.offload_model import OpenModel
 from engine.pack import pack
 from engine.policies import load_policies
+from engine.quantised_store import QuantisedStore
 
 POLICIES = load_policies(Path(__file__).parents[2] / "config" / "policies.tsv")
 pytestmark = [
@@ -49,6 +50,21 @@ def test_the_gpu_decides_and_computes_as_the_emulator(packed, tiny_moe, policy, 
     losses = -logits.log_softmax(-1)[torch.arange(len(IDS) - 1), IDS[1:]].cpu().numpy()
     np.testing.assert_array_equal(found.executed, emulator.log().executed)
     np.testing.assert_allclose(timed.losses, losses, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_the_gpu_computes_with_experts_of_few_bits(tiny_moe, tmp_path, bits):
+    tiny_moe("qwen3_moe", moe_intermediate_size=64).save_pretrained(tmp_path / "checkpoint")
+    with CheckpointStore(tmp_path / "checkpoint", torch.float32) as store:
+        few, leave_out = QuantisedStore(store, bits, 64), store.tensor_names
+        pack(few, tmp_path / "packed", source=tmp_path / "checkpoint", leave_out=leave_out, facts={})
+    losses = {}
+    for device in ("cuda", "cpu"):
+        with torch.inference_mode(), OpenModel(tmp_path / "packed", torch.float32, device=device) as opened:
+            engine = opened.engine(slots=16)
+            engine.use(POLICIES["fetch_lfu_decay"])
+            losses[device] = decode(opened.model, engine, [IDS]).losses
+    np.testing.assert_allclose(losses["cuda"], losses["cpu"], rtol=1e-3, atol=1e-3)
 
 
 def test_a_prefill_larger_than_the_slots_is_exact(packed, tiny_moe):

@@ -5,10 +5,14 @@ model. End to end: packed, reported, generated from, refused by name where a siz
 
 from __future__ import annotations
 
+import json
+import shutil
+
 import numpy as np
 import pytest
 import torch
 
+from engine import experts
 from engine.checkpoint import CheckpointStore
 from engine.demand import save_demand
 from engine.emulator import Emulator
@@ -89,6 +93,23 @@ def test_all_experts_resident_is_the_stock_model_of_dequantised_experts(tiny_moe
         torch.testing.assert_close(found.logits, wanted.logits, **CLOSE)
     assert count(engine.log())["hits"] == 3 * both.top_k * both.store.layers
     both.link.close()
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_dequantised_on_the_way_a_token_gets_the_same(tiny_moe, family, bits, monkeypatch):
+    """What a GPU does, here on the CPU: an expert after the other, without a kernel of ours."""
+    with attach(tiny_moe(family, **WIDE)) as attachment:
+        module = attachment.layers[0]
+        store = QuantisedStore(ModelStore(attachment.layers), bits, 64)
+    buffer = page_aligned(store.experts, store.layout.record_bytes)
+    for expert in range(store.experts):
+        store.read(0, expert, memoryview(buffer[expert].numpy()))
+    views, rows, weights = store.layout.views(buffer), np.array([3, 0, 9]), np.array([0.5, 0.3, 0.2], np.float32)
+    hidden = torch.randn(1, 64, generator=torch.Generator().manual_seed(7))
+    found = experts.decode_token(module, views, hidden, rows, weights, None)
+    monkeypatch.setattr(experts, "quantised_products", lambda *_: pytest.fail("a kernel"))
+    monkeypatch.setattr(experts, "_FEW", 0)
+    torch.testing.assert_close(experts._one_by_one(module, views, hidden, rows, weights), found, **CLOSE)
 
 
 def filled(folder):
@@ -269,6 +290,16 @@ def test_a_store_of_few_bits_is_a_model_of_its_own(stores, tmp_path):
     flags = ("--policy", "rule_015", "--slots", "50%", "--prompt", "a", "--demand", tmp_path / "demand.safetensors")
     found = run("generate", "--model", stores / "4", *flags, expect=2)
     assert f"is of model {source}; expected {hashes['4']}" in found.stderr
+
+
+def test_a_store_of_few_bits_of_an_inflated_model_is_not_the_small_one(stores, tmp_path):
+    """Its provenance is copied along, and says whose function the inflated weights compute."""
+    shutil.copytree(stores / "checkpoint", tmp_path / "inflated")
+    (tmp_path / "inflated" / "inflation.json").write_text(json.dumps({"source_sha256": {"a": "f" * 64}}))
+    for name, flags in (("plain", ()), ("4", ("--bits", 4))):
+        run("pack", "--model", tmp_path / "inflated", "--out", tmp_path / name, *flags)
+    assert weights_hash(tmp_path / "plain") == weights_hash(tmp_path / "inflated") == "f" * 16
+    assert weights_hash(tmp_path / "4").startswith("f" * 16 + "~4bit64~")
 
 
 def test_the_same_checkpoint_gives_the_same_store(stores, tmp_path):
