@@ -20,6 +20,7 @@ from engine.errors import error, nearest
 from engine.geometry import EXPERTS_KEYS, TOP_K_KEYS
 from engine.host import load_hosts
 from engine.host_facts import fingerprint
+from engine.hub import COMMIT, is_hub_id
 from engine.policies import BASELINE, ID, Policy, load_policies
 from engine.residency import slots_from_percent
 from engine.schema import Origin, check_schema
@@ -37,7 +38,7 @@ PACKED = "model.int8.safetensors"  # a source folder with this file is unpacked 
 
 @dataclass(frozen=True)
 class Model:
-    """One row of the sheet of models. source: a folder (Hugging Face layout, or packed) or a hub id.
+    """One row of the sheet of models. source: a folder (Hugging Face layout, or packed), or a hub id and its commit.
 
     timed_width, timed_expert_width: the sizes it is inflated to where it is timed, None its own.
     """
@@ -52,6 +53,11 @@ class Model:
     @property
     def packed(self) -> bool:
         return (Path(self.source) / PACKED).is_file()
+
+    @property
+    def folder(self) -> str:
+        """Where the pipeline has it: a rule unpacks or fetches what is not a plain folder."""
+        return f"results/models/{self.id}" if self.packed or self.revision else self.source
 
 
 @dataclass(frozen=True)
@@ -355,6 +361,10 @@ def _model(row: dict[str, str], where: str) -> Model:
         raise error(f"{where}: source is empty", "a folder or a hub id", "fill the cell")
     if dtype not in DTYPES:
         raise error(f"{where}: dtype '{dtype}'", "a known dtype", nearest(dtype, DTYPES))
+    if revision != "-" and not (is_hub_id(source) and COMMIT.fullmatch(revision)):
+        found = f"{where}: source '{source}' with revision '{revision}'"
+        expected = "a hub id with a commit of 40 digits, or a folder with '-'"
+        raise error(found, expected, "a branch or tag can move: copy the commit from the model's page")
     for column, cell in zip(MODEL_COLUMNS[4:], timed, strict=True):
         if cell != "-" and not re.fullmatch("[1-9][0-9]{0,5}", cell):
             raise error(f"{where}: {column} '{cell}'", "a whole number from 1, or '-' for its own", "mend the cell")

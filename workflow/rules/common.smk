@@ -78,15 +78,14 @@ wildcard_constraints:
 
 
 def model_dir(wildcards):
-    """Folder or hub id that the model is loaded from."""
-    model = SETTINGS.models[wildcards.model]
-    return f"results/models/{model.id}" if model.packed else model.source
+    """Folder that the model is loaded from."""
+    return SETTINGS.models[wildcards.model].folder
 
 
 def model_input(wildcards):
-    """What the model is made of: the unpacked folder, or the files of a plain one; of a hub id, its revision says it."""
+    """What the model is made of: the files of a plain folder, or the folder that a rule unpacks or fetches."""
     model = SETTINGS.models[wildcards.model]
-    return [f"results/models/{model.id}"] if model.packed else model_files(model.source)
+    return model_files(model.source) if model.folder == model.source else [model.folder]
 
 
 def model_files(source):
@@ -99,18 +98,15 @@ def model_files(source):
 
 
 def model_flags(wildcards):
-    model = SETTINGS.models[wildcards.model]
-    revision = f" --revision {shlex.quote(model.revision)}" if model.revision else ""
-    return f"--model-dir {shlex.quote(model_dir(wildcards))} --dtype {model.dtype}{revision}"
+    return f"--model-dir {shlex.quote(model_dir(wildcards))} --dtype {SETTINGS.models[wildcards.model].dtype}"
 
 
 def timed_flags(wildcards):
     """The model as it is timed: inflated to the sizes of its row."""
     model = SETTINGS.models[wildcards.model]
-    revision = f" --revision {shlex.quote(model.revision)}" if model.revision else ""
     sizes = {"width": model.timed_width, "expert-width": model.timed_expert_width}
     widths = "".join(f" --{name} {size}" for name, size in sizes.items() if size)
-    return f"--model-dir {shlex.quote(model_dir(wildcards))}{revision}{widths}"
+    return f"--model-dir {shlex.quote(model_dir(wildcards))}{widths}"
 
 
 def policy_row(wildcards):

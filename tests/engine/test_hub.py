@@ -1,0 +1,181 @@
+"""Hub ids: files come from a hub of our own on the loopback, once; afterwards from its cache; errors are one line.
+
+End to end where a command of ours asks it (HF_ENDPOINT); the client is the true one, and no other network is asked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+from checkpoint_cases import save
+
+from engine.hub import commit_of, is_hub_id
+from engine.store import is_packed, read_manifest
+
+ROOT = Path(__file__).parents[2]
+ID, COMMIT, OTHER = "owner/tiny", "0123456789" * 4, "f" * 40
+ELSEWHERE = {"original/model.safetensors": b"other", "consolidated.safetensors": b"other", "README.md": b"# tiny"}
+
+
+class Hub(BaseHTTPRequestHandler):
+    """As much of the hub as snapshot_download asks: one model, one commit, whose branch is main."""
+
+    files: dict[str, bytes]
+    asked: list[str]
+
+    def do_HEAD(self):
+        self.do_GET()
+
+    def do_GET(self):
+        path = unquote(self.path.partition("?")[0])
+        self.asked.append(path)
+        if path.startswith("/api/models/owner/closed"):
+            return self._say(403, b"{}", {"X-Error-Code": "GatedRepo"})
+        if not path.removeprefix("/api/models").startswith(f"/{ID}/"):
+            return self._say(404, b"{}", {"X-Error-Code": "RepoNotFound"})
+        head, _, rest = path.removeprefix("/api/models").removeprefix(f"/{ID}/").partition("/")
+        revision, _, name = rest.partition("/")
+        if revision not in (COMMIT, "main"):
+            return self._say(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
+        if head == "revision":
+            return self._say(200, json.dumps({"id": ID, "modelId": ID, "sha": COMMIT, "siblings": []}).encode())
+        if head == "tree":
+            tree = [{"type": "file", "path": n, "size": len(b), "oid": _etag(b)} for n, b in self.files.items()]
+            return self._say(200, json.dumps(tree).encode())
+        body = self.files[name]
+        return self._say(200, body, {"ETag": f'"{_etag(body)}"', "X-Repo-Commit": COMMIT})
+
+    def _say(self, status, body, headers=None):
+        self.send_response(status)
+        for name, value in {"Content-Type": "application/json", "Content-Length": len(body), **(headers or {})}.items():
+            self.send_header(name, str(value))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+    def log_message(self, *_):
+        """Not on standard error."""
+
+
+def _etag(body):
+    return hashlib.sha1(body).hexdigest()
+
+
+@pytest.fixture(scope="module")
+def hub(tiny_moe, tmp_path_factory):
+    """hub(module, *flags, expect=0, offline=False) -> a finished command; its cache is shared by a test's commands."""
+    folder, home = save(tiny_moe("qwen3_moe"), tmp_path_factory.mktemp("tiny")), tmp_path_factory.mktemp("home")
+    handler = type(
+        "OneHub", (Hub,), {"asked": [], "files": {p.name: p.read_bytes() for p in folder.iterdir()} | ELSEWHERE}
+    )
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+
+    def run(module, *flags, expect=0, offline=False, home=home):
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+        environment |= {
+            "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}",
+            "HF_HOME": str(home),
+            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+            "HF_HUB_OFFLINE": str(int(offline)),
+            "PYTHONPATH": str(ROOT),
+        }
+        command = [sys.executable, "-m", module, *map(str, flags)]
+        ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+        assert ended.returncode == expect, ended.stderr
+        return ended
+
+    run.asked, run.folder = handler.asked, folder
+    yield run
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_commit_is_fetched_once_and_only_what_is_read(hub):
+    found = Path(hub("engine.hub", "--model", ID, "--revision", COMMIT).stdout.strip())
+    assert {path.name: path.read_bytes() for path in found.iterdir()} == {
+        path.name: path.read_bytes() for path in hub.folder.iterdir()
+    }
+    assert commit_of(found) == COMMIT
+    hub.asked.clear()
+    assert Path(hub("engine.hub", "--model", ID, "--revision", COMMIT).stdout.strip()) == found
+    assert not any("resolve" in path for path in hub.asked)
+    assert Path(hub("engine.hub", "--model", ID).stdout.strip()) == found  # its main branch, which is that commit
+    hub.asked.clear()
+    assert Path(hub("engine.hub", "--model", ID, "--revision", COMMIT, offline=True).stdout.strip()) == found
+    assert not hub.asked
+
+
+def test_a_folder_of_links_knows_its_commit_and_is_written_once(hub, tmp_path):
+    flags = ("--model", ID, "--revision", "main", "--out", tmp_path / "models" / "tiny")
+    found = Path(hub("engine.hub", *flags).stdout.strip())
+    assert commit_of(found) == COMMIT
+    assert (found / "model.safetensors").read_bytes() == (hub.folder / "model.safetensors").read_bytes()
+    assert "exists" in hub("engine.hub", *flags, expect=2).stderr
+
+
+def test_a_hub_model_is_packed_from_its_id_and_the_store_knows_the_commit(hub, tmp_path):
+    packed = tmp_path / "store"
+    hub("engine.offload", "pack", "--model", ID, "--revision", COMMIT, "--out", packed)
+    hub("engine.offload", "pack", "--model", hub.folder, "--out", tmp_path / "own")
+    assert is_packed(packed)
+    of_hub, of_folder = read_manifest(packed), read_manifest(tmp_path / "own")
+    assert of_hub.identity == of_folder.identity
+    assert (commit_of(packed), commit_of(tmp_path / "own")) == (COMMIT, None)
+    assert of_hub.facts["model"] == of_folder.facts["model"]
+
+
+def test_the_identity_of_a_store_does_not_depend_on_how_the_files_came(hub, tmp_path):
+    links, packed = tmp_path / "links", tmp_path / "store"
+    hub("engine.hub", "--model", ID, "--revision", COMMIT, "--out", links)
+    hub("engine.offload", "pack", "--model", links, "--out", packed)
+    hub("engine.offload", "pack", "--model", hub.folder, "--out", tmp_path / "own")
+    assert read_manifest(packed).identity == read_manifest(tmp_path / "own").identity
+    assert commit_of(packed) == COMMIT
+
+
+ERRORS = {
+    "no folder": (
+        ["/nowhere/model"],
+        {},
+        "/nowhere/model is no folder; expected a folder, or a hub id such as owner/name",
+    ),
+    "no model": (["owner/nothing"], {}, "owner/nothing is no folder, and no model that the hub shows you"),
+    "not open": (["owner/closed"], {}, "the hub does not open owner/closed to you"),
+    "no branch": ([ID, "--revision", "dev"], {}, f"{ID} has no revision 'dev'; expected a commit, branch or tag"),
+    "no commit": ([ID, "--revision", OTHER], {}, f"{ID} has no revision '{OTHER}'"),
+    "a folder's revision": ([ROOT, "--revision", "main"], {}, "a folder; expected one of a hub id"),
+    "offline": (
+        ["owner/other", "--revision", COMMIT],
+        {"offline": True},
+        "is not whole in the hub's cache, and the hub",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ERRORS)
+def test_what_is_not_to_be_had_is_one_line(hub, case):
+    flags, how, message = ERRORS[case]
+    ended = hub("engine.hub", "--model", *flags, expect=2, **how)
+    (line,) = ended.stderr.strip().splitlines()
+    assert line.startswith("error: ") and message in line and not ended.stdout
+
+
+@pytest.mark.parametrize("source", ["owner/name", "gpt2", "Qwen/Qwen3-30B-A3B"])
+def test_what_can_be_an_id(source):
+    assert is_hub_id(source)
+
+
+@pytest.mark.parametrize("source", ["/a/b", "./a", "a/b/c", "~/a", "a b", "../a", "a/", ""])
+def test_what_can_be_none(source):
+    assert not is_hub_id(source)
