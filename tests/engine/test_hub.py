@@ -19,7 +19,7 @@ import pytest
 from checkpoint_cases import save
 
 from engine.hub import commit_of, is_hub_id
-from engine.store import is_packed, read_manifest
+from engine.store import read_manifest
 
 ROOT = Path(__file__).parents[2]
 ID, COMMIT, OTHER = "owner/tiny", "0123456789" * 4, "f" * 40
@@ -74,16 +74,15 @@ def _etag(body):
 def hub(tiny_moe, tmp_path_factory):
     """hub(module, *flags, expect=0, offline=False) -> a finished command; its cache is shared by a test's commands."""
     folder, home = save(tiny_moe("qwen3_moe"), tmp_path_factory.mktemp("tiny")), tmp_path_factory.mktemp("home")
-    handler = type(
-        "OneHub", (Hub,), {"asked": [], "files": {p.name: p.read_bytes() for p in folder.iterdir()} | ELSEWHERE}
-    )
+    files = {path.name: path.read_bytes() for path in folder.iterdir()} | ELSEWHERE
+    handler = type("OneHub", (Hub,), {"asked": [], "files": files})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
 
-    def run(module, *flags, expect=0, offline=False, home=home):
+    def run(module, *flags, expect=0, offline=False, port=server.server_port):
         environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
         environment |= {
-            "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}",
+            "HF_ENDPOINT": f"http://127.0.0.1:{port}",
             "HF_HOME": str(home),
             "HF_HUB_DISABLE_PROGRESS_BARS": "1",
             "HF_HUB_DISABLE_TELEMETRY": "1",
@@ -124,42 +123,29 @@ def test_a_folder_of_links_knows_its_commit_and_is_written_once(hub, tmp_path):
     assert "exists" in hub("engine.hub", *flags, expect=2).stderr
 
 
-def test_a_hub_model_is_packed_from_its_id_and_the_store_knows_the_commit(hub, tmp_path):
-    packed = tmp_path / "store"
-    hub("engine.offload", "pack", "--model", ID, "--revision", COMMIT, "--out", packed)
-    hub("engine.offload", "pack", "--model", hub.folder, "--out", tmp_path / "own")
-    assert is_packed(packed)
-    of_hub, of_folder = read_manifest(packed), read_manifest(tmp_path / "own")
-    assert of_hub.identity == of_folder.identity
-    assert (commit_of(packed), commit_of(tmp_path / "own")) == (COMMIT, None)
-    assert of_hub.facts["model"] == of_folder.facts["model"]
+def test_a_store_of_a_hub_model_knows_the_commit_and_is_the_store_of_its_files(hub, tmp_path):
+    """Given by id, as a folder of links, and as a plain folder."""
+    hub("engine.hub", "--model", ID, "--revision", COMMIT, "--out", tmp_path / "links")
+    given = {"id": [ID, "--revision", "main"], "links": [tmp_path / "links"], "folder": [hub.folder]}
+    for name, flags in given.items():
+        hub("engine.offload", "pack", "--model", *flags, "--out", tmp_path / f"of_{name}")
+    stores = {name: read_manifest(tmp_path / f"of_{name}") for name in given}
+    assert len({store.identity for store in stores.values()}) == 1
+    assert len({store.facts["model"] for store in stores.values()}) == 1
+    assert [commit_of(tmp_path / f"of_{name}") for name in given] == [COMMIT, COMMIT, None]
 
 
-def test_the_identity_of_a_store_does_not_depend_on_how_the_files_came(hub, tmp_path):
-    links, packed = tmp_path / "links", tmp_path / "store"
-    hub("engine.hub", "--model", ID, "--revision", COMMIT, "--out", links)
-    hub("engine.offload", "pack", "--model", links, "--out", packed)
-    hub("engine.offload", "pack", "--model", hub.folder, "--out", tmp_path / "own")
-    assert read_manifest(packed).identity == read_manifest(tmp_path / "own").identity
-    assert commit_of(packed) == COMMIT
-
-
+NOBODY = 9  # a port that nobody listens at
+UNREACHED = "is not whole in the hub's cache, and the hub is not to be reached"
 ERRORS = {
-    "no folder": (
-        ["/nowhere/model"],
-        {},
-        "/nowhere/model is no folder; expected a folder, or a hub id such as owner/name",
-    ),
+    "no folder": (["/no/where"], {}, "/no/where is no folder; expected a folder, or a hub id such as owner/name"),
     "no model": (["owner/nothing"], {}, "owner/nothing is no folder, and no model that the hub shows you"),
     "not open": (["owner/closed"], {}, "the hub does not open owner/closed to you"),
     "no branch": ([ID, "--revision", "dev"], {}, f"{ID} has no revision 'dev'; expected a commit, branch or tag"),
     "no commit": ([ID, "--revision", OTHER], {}, f"{ID} has no revision '{OTHER}'"),
     "a folder's revision": ([ROOT, "--revision", "main"], {}, "a folder; expected one of a hub id"),
-    "offline": (
-        ["owner/other", "--revision", COMMIT],
-        {"offline": True},
-        "is not whole in the hub's cache, and the hub",
-    ),
+    "offline": (["owner/other", "--revision", COMMIT], {"offline": True}, UNREACHED),
+    "a hub that is not there": (["owner/other"], {"port": NOBODY}, UNREACHED),
 }
 
 
