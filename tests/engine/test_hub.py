@@ -1,110 +1,48 @@
 """Hub ids: files come from a hub of our own on the loopback, once; afterwards from its cache; errors are one line.
 
-End to end where a command of ours asks it (HF_ENDPOINT); the client is the true one, and no other network is asked.
+End to end where a command of ours asks it; the client is the true one, and no other network is asked.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import subprocess
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.parse import unquote
 
 import pytest
 from checkpoint_cases import save
 
 from engine.hub import commit_of, is_hub_id
 from engine.store import read_manifest
+from tests.hub import COMMIT, ID, files_of, serve
 
 ROOT = Path(__file__).parents[2]
-ID, COMMIT, OTHER = "owner/tiny", "0123456789" * 4, "f" * 40
+OTHER = "f" * 40
 ELSEWHERE = {"original/model.safetensors": b"other", "consolidated.safetensors": b"other", "README.md": b"# tiny"}
-
-
-class Hub(BaseHTTPRequestHandler):
-    """As much of the hub as snapshot_download asks: one model, one commit, whose branch is main."""
-
-    files: dict[str, bytes]
-    asked: list[str]
-
-    def do_HEAD(self):
-        self.do_GET()
-
-    def do_GET(self):
-        path = unquote(self.path.partition("?")[0])
-        self.asked.append(path)
-        if path.startswith("/api/models/owner/closed"):
-            return self._say(403, b"{}", {"X-Error-Code": "GatedRepo"})
-        if not path.removeprefix("/api/models").startswith(f"/{ID}/"):
-            return self._say(404, b"{}", {"X-Error-Code": "RepoNotFound"})
-        head, _, rest = path.removeprefix("/api/models").removeprefix(f"/{ID}/").partition("/")
-        revision, _, name = rest.partition("/")
-        if revision not in (COMMIT, "main"):
-            return self._say(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
-        if head == "revision":
-            return self._say(200, json.dumps({"id": ID, "modelId": ID, "sha": COMMIT, "siblings": []}).encode())
-        if head == "tree":
-            tree = [{"type": "file", "path": n, "size": len(b), "oid": _etag(b)} for n, b in self.files.items()]
-            return self._say(200, json.dumps(tree).encode())
-        body = self.files[name]
-        return self._say(200, body, {"ETag": f'"{_etag(body)}"', "X-Repo-Commit": COMMIT})
-
-    def _say(self, status, body, headers=None):
-        self.send_response(status)
-        for name, value in {"Content-Type": "application/json", "Content-Length": len(body), **(headers or {})}.items():
-            self.send_header(name, str(value))
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(body)
-
-    def log_message(self, *_):
-        """Not on standard error."""
-
-
-def _etag(body):
-    return hashlib.sha1(body).hexdigest()
 
 
 @pytest.fixture(scope="module")
 def hub(tiny_moe, tmp_path_factory):
-    """hub(module, *flags, expect=0, offline=False) -> a finished command; its cache is shared by a test's commands."""
+    """hub(module, *flags, expect=0, **environment) -> a finished command; all share a cache."""
     folder, home = save(tiny_moe("qwen3_moe"), tmp_path_factory.mktemp("tiny")), tmp_path_factory.mktemp("home")
-    files = {path.name: path.read_bytes() for path in folder.iterdir()} | ELSEWHERE
-    handler = type("OneHub", (Hub,), {"asked": [], "files": files})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    with serve(files_of(folder) | ELSEWHERE) as served:
 
-    def run(module, *flags, expect=0, offline=False, port=server.server_port):
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
-        environment |= {
-            "HF_ENDPOINT": f"http://127.0.0.1:{port}",
-            "HF_HOME": str(home),
-            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-            "HF_HUB_DISABLE_TELEMETRY": "1",
-            "HF_HUB_OFFLINE": str(int(offline)),
-            "PYTHONPATH": str(ROOT),
-        }
-        command = [sys.executable, "-m", module, *map(str, flags)]
-        ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-        assert ended.returncode == expect, ended.stderr
-        return ended
+        def run(module, *flags, expect=0, **how):
+            environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+            environment |= served.environment(home, **how) | {"PYTHONPATH": str(ROOT)}
+            command = [sys.executable, "-m", module, *map(str, flags)]
+            ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+            assert ended.returncode == expect, ended.stderr
+            return ended
 
-    run.asked, run.folder = handler.asked, folder
-    yield run
-    server.shutdown()
-    server.server_close()
+        run.asked, run.folder = served.asked, folder
+        yield run
 
 
 def test_a_commit_is_fetched_once_and_only_what_is_read(hub):
     found = Path(hub("engine.hub", "--model", ID, "--revision", COMMIT).stdout.strip())
-    assert {path.name: path.read_bytes() for path in found.iterdir()} == {
-        path.name: path.read_bytes() for path in hub.folder.iterdir()
-    }
+    assert files_of(found) == files_of(hub.folder)
     assert commit_of(found) == COMMIT
     hub.asked.clear()
     assert Path(hub("engine.hub", "--model", ID, "--revision", COMMIT).stdout.strip()) == found
