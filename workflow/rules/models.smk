@@ -9,10 +9,10 @@ rule unpack_model:
         "evals/reference_model/pack.py",
     output:
         directory("results/models/{model}"),
-    wildcard_constraints:
-        model=ids(lambda model: model.packed),
     log:
         "results/logs/unpack_model/{model}.log",
+    wildcard_constraints:
+        model=ids(lambda model: model.packed),
     params:
         source=lambda wildcards: SETTINGS.models[wildcards.model].source,
     shell:
@@ -23,10 +23,10 @@ rule unpack_model:
 rule fetch_model:
     output:
         directory("results/models/{model}"),
-    wildcard_constraints:
-        model=ids(lambda model: model.revision),
     log:
         "results/logs/fetch_model/{model}.log",
+    wildcard_constraints:
+        model=ids(lambda model: model.revision),
     params:
         source=lambda wildcards: SETTINGS.models[wildcards.model].source,
         revision=lambda wildcards: SETTINGS.models[wildcards.model].revision,
