@@ -22,6 +22,7 @@ from safetensors.torch import save_file
 
 from engine.errors import error, main_guard
 from engine.files import atomic_folder, sha256, sync, write_json
+from engine.hub import resolve
 from engine.safetensors_files import INDEX, SINGLE, Stored, read_headers, read_tensor
 from engine.widening import DTYPES, FILLER_SEED, Filler, Part, axes, groups, widen, widen_config
 
@@ -169,7 +170,8 @@ def _save(tensors: dict[str, torch.Tensor], path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m engine.inflate", description=__doc__.splitlines()[0])
-    parser.add_argument("--model", required=True, help="plain Hugging Face folder of a qwen3_moe")
+    parser.add_argument("--model", required=True, help="plain Hugging Face folder of a qwen3_moe, or a hub id")
+    parser.add_argument("--revision", help="of a hub id: commit, branch or tag; default its main branch")
     parser.add_argument("--width", type=int, help="D: its own times a power of four; default its own")
     parser.add_argument("--expert-width", type=int, help="F: at least its own; default its own")
     parser.add_argument("--out", required=True, help="folder to write; must not be there yet")
@@ -182,7 +184,7 @@ def main() -> None:
         print(line, file=sys.stderr, flush=True)
 
     provenance = inflate(
-        a.model,
+        resolve(a.model, a.revision),
         a.out,
         width=a.width,
         expert_width=a.expert_width,

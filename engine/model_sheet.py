@@ -13,9 +13,9 @@ from pathlib import Path
 
 from engine.errors import error, nearest
 from engine.geometry import DTYPE_BYTES
-from engine.policies import ID
+from engine.hub import COMMIT, is_hub_id
 from engine.quantisation import BITS, GROUPS
-from engine.sheets import read_sheet
+from engine.sheets import ID, read_sheet
 
 COLUMNS = ("id", "source", "revision", "dtype", "timed_width", "timed_expert_width")
 OPTIONAL = ("bits", "group")  # columns that a sheet may leave out: the dtype in every row
@@ -26,7 +26,7 @@ ARCHITECTURES = Path(__file__).parent.parent / "config" / "architectures"
 
 @dataclass(frozen=True)
 class Model:
-    """One row. source: a folder (Hugging Face layout, or packed) or a hub id.
+    """One row. source: a folder (Hugging Face layout, or packed), or a hub id and its commit.
 
     timed_width, timed_expert_width: the sizes it is inflated to where it is timed, None its own. bits, group: of the
     store that its experts are read from, and from which it is scored too; None the dtype.
@@ -44,6 +44,11 @@ class Model:
     @property
     def packed(self) -> bool:
         return (Path(self.source) / PACKED).is_file()
+
+    @property
+    def folder(self) -> str:
+        """Where the pipeline has it: a rule unpacks or fetches what is not a plain folder."""
+        return f"results/models/{self.id}" if self.packed or self.revision else self.source
 
 
 @dataclass(frozen=True)
@@ -104,6 +109,10 @@ def _model(row: dict[str, str], where: str) -> Model:
         raise error(f"{where}: source is empty", "a folder or a hub id", "fill the cell")
     if row["dtype"] not in DTYPES:
         raise error(f"{where}: dtype '{row['dtype']}'", "a known dtype", nearest(row["dtype"], DTYPES))
+    if row["revision"] != "-" and not (is_hub_id(row["source"]) and COMMIT.fullmatch(row["revision"])):
+        found = f"{where}: source '{row['source']}' with revision '{row['revision']}'"
+        expected = "a hub id with a commit of 40 digits, or a folder with '-'"
+        raise error(found, expected, "a branch or tag can move: copy the commit from the model's page")
     for column in COLUMNS[4:]:
         if row[column] != "-" and not re.fullmatch("[1-9][0-9]{0,5}", row[column]):
             expected = "a whole number from 1, or '-' for its own"

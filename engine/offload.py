@@ -4,8 +4,9 @@
     python -m engine.offload pack --model PATH --out STORE [--bits 4 --group 64]
     python -m engine.offload verify STORE
 
-PATH is a Hugging Face checkpoint, read in place, or a packed store. `generate` streams text to standard output and ends
-with one line of JSON: what it took, and the ceiling that the link sets. The last line is all that a script need read.
+PATH is a Hugging Face checkpoint, read in place, or a packed store; or a hub id with its --revision, whose files are
+fetched into the hub's cache first. `generate` streams text to standard output and ends with one line of JSON: what it
+took, and the ceiling that the link sets. The last line is all that a script need read.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import numpy as np
 from engine.demand import demand_facts, load_demand
 from engine.errors import error, main_guard, nearest
 from engine.host_times import Affine
+from engine.hub import commit_of, resolve
 from engine.log import count
 from engine.policies import Policy, find_policy, load_policies
 from engine.quantisation import BITS, GROUPS
@@ -44,7 +46,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m engine.offload", description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
     one = commands.add_parser("generate", help="text, then one line of JSON")
-    one.add_argument("--model", required=True, help="a checkpoint folder or a packed store")
+    one.add_argument("--model", required=True, help="a checkpoint folder, a packed store or a hub id")
+    one.add_argument("--revision", help="of a hub id: commit, branch or tag; default its main branch")
     one.add_argument("--policy", required=True, help="id of the sheet")
     one.add_argument("--policies", nargs="+", default=SHEETS, help="the sheets")
     one.add_argument("--slots", required=True, help="a layer: 64, or 25%% of its experts")
@@ -61,7 +64,8 @@ def main() -> None:
     one.add_argument("--completion", default="real", choices=("next_step", "real"), help="of background loads")
     one.add_argument("--threads", type=int, help="default: all cores")
     two = commands.add_parser("pack", help="write a packed store")
-    two.add_argument("--model", required=True, help="a checkpoint folder")
+    two.add_argument("--model", required=True, help="a checkpoint folder or a hub id")
+    two.add_argument("--revision", help="of a hub id: commit, branch or tag; default its main branch")
     two.add_argument("--out", required=True, help="a folder that does not exist yet")
     two.add_argument("--dtype", choices=DTYPES, help="default: what config.json says")
     two.add_argument("--bits", type=int, choices=BITS, help="of a weight of an expert; default: the dtype's")
@@ -81,10 +85,11 @@ def pack_model(a: argparse.Namespace) -> None:
 
     if a.group and not a.bits:
         raise error(f"--group {a.group} without --bits", f"--bits {' or '.join(map(str, BITS))}", "say how many")
+    a.model = resolve(a.model, a.revision)
     if is_packed(a.model):
         raise error(f"{a.model} is a packed store", "a checkpoint folder", "pack what it was packed from")
-    with CheckpointStore(Path(a.model), model_dtype(a.model, a.dtype)) as store:
-        facts, out = {"model": weights_hash(a.model)}, Path(a.out)
+    with CheckpointStore(a.model, model_dtype(a.model, a.dtype)) as store:
+        facts, out = {"model": weights_hash(a.model), "revision": commit_of(a.model)}, Path(a.out)
         few = QuantisedStore(store, a.bits, a.group or GROUPS[0]) if a.bits else None
         how = {"source": a.model, "leave_out": store.tensor_names, "facts": facts, "progress": _progress("pack")}
         manifest = pack(few or store, out, findings=few and few.report, **how)
@@ -187,12 +192,13 @@ def generate_text(a: argparse.Namespace) -> None:
     if policy.prefetch and not a.host:
         raise error(f"policy '{policy.id}' without --host", *_PROFILE)
     demand = load_demand(a.demand) if a.demand else None
-    if a.demand:
-        check_demand(a.demand, a.model)
     for name, value in (("--max-new-tokens", a.max_new_tokens), ("--threads", a.threads)):
         if value is not None and value < 1:
             raise error(f"{name} {value}", "1 or more", "choose another number")
     limits = find_link(a.link)
+    a.model = resolve(a.model, a.revision)
+    if a.demand:
+        check_demand(a.demand, a.model)
     import torch  # seconds, only once the arguments are sound
     import transformers
 
@@ -222,7 +228,8 @@ def generate_text(a: argparse.Namespace) -> None:
             tokens.append(token)
             print(tokenizer.decode(tokens)[len(before) :], end="", flush=True)
         print(flush=True)
-        print(json.dumps(_summary(engine, opened.store, np.diff(dates), np.diff(stalled)), allow_nan=False), flush=True)
+        summary = {"revision": commit_of(a.model)} | _summary(engine, opened.store, np.diff(dates), np.diff(stalled))
+        print(json.dumps(summary, allow_nan=False), flush=True)
 
 
 _PROFILE = (

@@ -37,6 +37,7 @@ from tqdm import tqdm
 
 from engine.errors import error
 from engine.generate import forced, generate
+from engine.hub import resolve
 from engine.log import add_counts, count
 from evals.instruments import HFLM_ARGS, INSTRUMENTS, Handler, identity, parse
 from evals.jobs import load_tokenizer
@@ -80,7 +81,8 @@ class OffloadedLM(HFLM):
     def create_from_arg_obj(cls, arg_dict: dict, additional_config: dict | None = None) -> OffloadedLM:
         """From `--model_args`, see evals.instruments.ModelArgs. UserError on an unknown or impossible one."""
         args = parse({**(additional_config or {}), **arg_dict})
-        tokenizer, _ = load_tokenizer(args.pretrained, args.revision)
+        args = dataclasses.replace(args, pretrained=str(resolve(args.pretrained, args.revision)))
+        tokenizer, _ = load_tokenizer(args.pretrained)
         facts = identity(args)
         model, handler = INSTRUMENTS[args.instrument](args)
         return cls(model, handler, tokenizer, identity=facts, **{name: getattr(args, name) for name in HFLM_ARGS})

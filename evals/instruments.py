@@ -22,6 +22,7 @@ from engine.emulator import Emulator
 from engine.errors import error, nearest
 from engine.files import sha256
 from engine.hook import attach
+from engine.hub import commit_of
 from engine.link import Link
 from engine.log import DecisionLog
 from engine.model_sheet import DTYPES
@@ -56,13 +57,13 @@ class Handler(Protocol):
 class ModelArgs:
     """What `--model_args` may say. The last four are lm-eval's own (HFLM), and mean what they mean there."""
 
-    pretrained: str  # a folder in Hugging Face layout; emulator: or a hub id; offload: or a packed store
+    pretrained: str  # a folder in Hugging Face layout, or a hub id with its revision; offload: or a packed store
     policy: str  # an id of the sheet
     slots: str  # a layer: 64, or 25% of the experts
     demand: str  # calibration for the warm start (results/calibration/<model>.safetensors), or `cold`
     policies: str = "config/policies.tsv"
     instrument: str = "emulator"
-    revision: str | None = None
+    revision: str | None = None  # of a hub id; None: its main branch
     dtype: str = "auto"  # auto: the checkpoint's own
     delay: int = 1  # emulator: tokens until a background load completes
     link: str = "disk"  # offload: where experts wait, disk, sdcard (throttled to one) or ram
@@ -76,7 +77,7 @@ class ModelArgs:
 
 
 # arguments that one alone reads
-OF_INSTRUMENT = {"completion": "offload", "delay": "emulator", "link": "offload", "revision": "emulator"}
+OF_INSTRUMENT = {"completion": "offload", "delay": "emulator", "link": "offload"}
 HFLM_ARGS = ("max_length", "think_end_token", "enable_thinking", "chat_template_args")
 
 
@@ -113,7 +114,7 @@ def parse(arguments: Mapping[str, Any]) -> ModelArgs:
 def emulator(args: ModelArgs) -> tuple[Any, Handler]:
     policy = find_policy(load_policies(args.policies), args.policy)
     demand = None if args.demand == COLD else load_demand(args.demand)
-    model = load_model(args.pretrained, args.dtype, args.threads or usable_cores(), args.revision)
+    model = load_model(args.pretrained, args.dtype, args.threads or usable_cores())
     attachment = attach(model.to(_device(args.device)))
     slots = parse_slots(args.slots, attachment.experts)
     return model, Emulator(attachment, policy, slots=slots, demand=demand, delay=args.delay)
@@ -154,12 +155,11 @@ def identity(args: ModelArgs) -> dict[str, Any]:
     UserError on a demand that was calibrated on another model.
     """
     packed = is_packed(args.pretrained)
-    # `hub` where there are no such files: then source and revision must do
     model = read_manifest(args.pretrained).identity if packed else model_hash(args.pretrained)
     facts = {
         "instrument": args.instrument,
         "model_source": args.pretrained,
-        "model_revision": args.revision,
+        "model_revision": commit_of(args.pretrained),
         "model_hash": model,
         "delay_tokens": args.delay,
         "completion": args.completion,

@@ -59,12 +59,13 @@ def load_texts(paths: list[str], tokenizer, bos: int | None, first: int | None =
     return texts
 
 
-def load_tokenizer(folder: str | Path, revision: str | None = None):
+def load_tokenizer(folder: str | Path):
     """(tokenizer, bos id or None): one rule everywhere, BOS is prepended by us and never by the tokenizer."""
     from transformers import AutoTokenizer
 
+    _check_folder(folder)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, revision=revision)
+        tokenizer = AutoTokenizer.from_pretrained(folder)
     except _BROKEN_FILES as exc:
         raise _broken(folder, exc) from None
     if len(tokenizer) < 2:  # without its files, transformers makes an empty one and says nothing
@@ -72,7 +73,7 @@ def load_tokenizer(folder: str | Path, revision: str | None = None):
     return tokenizer, tokenizer.bos_token_id
 
 
-def load_model(folder: str | Path, dtype: str, threads: int, revision: str | None = None):
+def load_model(folder: str | Path, dtype: str, threads: int):
     """A model in evaluation mode on `threads` threads. dtype: a name of torch's, or `auto` for the checkpoint's own.
 
     folder: also a packed store, of any bits: all its experts are read, and dequantised. UserError on a folder that is
@@ -86,6 +87,7 @@ def load_model(folder: str | Path, dtype: str, threads: int, revision: str | Non
     from engine.skeleton import check_weights
     from engine.store import is_packed
 
+    _check_folder(folder)
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     torch.set_num_threads(threads)
@@ -99,7 +101,6 @@ def load_model(folder: str | Path, dtype: str, threads: int, revision: str | Non
         model, loaded = AutoModelForCausalLM.from_pretrained(
             folder,
             dtype=dtype if dtype == "auto" else getattr(torch, dtype),
-            revision=revision,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # reported below, by name
         )
@@ -107,6 +108,13 @@ def load_model(folder: str | Path, dtype: str, threads: int, revision: str | Non
         raise _broken(folder, exc) from None
     check_weights(folder, loaded, model.named_parameters())
     return model.eval()
+
+
+def _check_folder(folder: str | Path) -> None:
+    """Else transformers would ask the hub for a model of that name."""
+    if not Path(folder).is_dir():
+        todo = "check the path; a hub id has its commit beside it in models.tsv (by hand: python -m engine.hub)"
+        raise error(f"{folder}: no folder", "a whole checkpoint in Hugging Face layout", todo)
 
 
 def _broken(folder: str | Path, exc: Exception) -> UserError:
@@ -118,8 +126,8 @@ def _broken(folder: str | Path, exc: Exception) -> UserError:
 
 
 def model_hash(folder: str | Path) -> str:
-    """Which weights a folder computes with (engine.safetensors_files.weights_hash); `hub` where it is no folder."""
-    return weights_hash(folder) or "hub"
+    """Which weights a folder computes with (engine.safetensors_files.weights_hash); `none`: it has no such file."""
+    return weights_hash(folder) or "none"
 
 
 def load_calibration(path: str | Path, model_dir: str | Path) -> tuple[Demand, str]:

@@ -230,10 +230,10 @@ def page(rows: list[Row]) -> str:
     return f"""# Which families of models work
 
 transformers {transformers.__version__} sends the experts of these {number} families through one interface. Of each, a
-tiny random model was saved as its files are, opened by the engine and compared with what transformers makes of it: with all
-experts resident it must be the same model, in prefill and in decoding with its own cache, and a lossy policy must show.
-**{works} work.** The others are refused by name when they are opened: `refused`, and why. `no causal language model`:
-AutoModelForCausalLM knows none (most are models of pictures and text). The score rule is found by trying
+tiny random model was saved as its files are, opened by the engine and compared with what transformers makes of it: with
+all experts resident it must be the same model, in prefill and in decoding with its own cache, and a lossy policy must
+show. **{works} work.** The others are refused by name when they are opened: `refused`, and why. `no causal language
+model`: AutoModelForCausalLM knows none (most are models of pictures and text). The score rule is found by trying
 ([engine/score_rules.py](../engine/score_rules.py)); a family that is not in this table is tried in the same way when it
 is opened.
 

@@ -146,6 +146,68 @@ def test_recorded_probabilities_are_understood(tiny_moe, random_ids):
         torch.testing.assert_close(own, call.weights)
 
 
+def best_group(scores):
+    """Outside the better half of four groups, each as good as its best: nothing."""
+    by_group = scores.view(len(scores), 4, 4)
+    worse = by_group.max(-1).values.topk(2, largest=False).indices
+    return by_group.scatter(1, worse[..., None].expand(-1, -1, 4), 0.0).reshape(scores.shape)
+
+
+BIAS = torch.linspace(-0.3, 0.3, 16)[torch.randperm(16, generator=torch.Generator().manual_seed(30))]
+# how a router may choose, over logits: score rule, what it ranks by, its weights, what it records
+CHOOSERS = {
+    "a bias on the logits": ("sigmoid_biased_logits", lambda x: x + BIAS, torch.sigmoid, lambda x: x),
+    "a bias on the probabilities": ("softmax", lambda x: x.softmax(-1) + BIAS, lambda x: x.softmax(-1), lambda x: x),
+    "a bias on the sigmoids": ("sigmoid", lambda x: x.sigmoid() + BIAS, torch.sigmoid, lambda x: x),
+    "groups by their best": (
+        "softmax_groups",
+        lambda x: best_group(x.softmax(-1)),
+        lambda x: x.softmax(-1),
+        lambda x: x,
+    ),
+    "scaled experts": ("probabilities", lambda x: x, lambda x: x.softmax(-1) * (1 + BIAS), lambda x: x.softmax(-1)),
+}
+
+
+@pytest.mark.parametrize("where", ["handed", "inside"])
+@pytest.mark.parametrize("name", CHOOSERS)
+def test_agreement_every_way_to_choose_is_recognised(name, where, tiny_moe, random_ids):
+    """A bias may lie in a module of the router, or be handed to it with each call."""
+    rule, rank, weigh, recorded = CHOOSERS[name]
+    model, ids, seen = tiny_moe("qwen3_moe"), random_ids(32, seed=12), []
+    router = type(model.model.layers[0].mlp.gate)
+
+    class Choosing(router):
+        def forward(self, hidden, *handed):
+            logits = torch.nn.functional.linear(hidden.reshape(-1, hidden.shape[-1]), self.weight)
+            seen.append(rank(logits))
+            index = rank(logits).topk(4, dim=-1, sorted=False).indices
+            return recorded(logits), weigh(logits).gather(1, index), index
+
+    for layer in model.model.layers:
+        gate = layer.mlp.gate
+        gate.__class__ = Choosing
+        gate.num_group, gate.topk_group = (4, 2) if rule == "softmax_groups" else (1, 1)
+        gate.per_expert_scale = 1 + BIAS
+        if "bias" in name and where == "handed":
+            gate.register_forward_pre_hook(lambda _gate, args: (*args, BIAS))
+        elif "bias" in name:
+            gate.statics = torch.nn.Module()
+            gate.statics.e_score_correction_bias = torch.nn.Parameter(BIAS[None], requires_grad=False)
+    with attach(model) as attachment:
+        assert attachment.rule_name == rule and attachment.plain == (name == "scaled experts")
+        calls = record(attachment)
+        seen.clear()
+        model(ids)
+        for layer, (call, wanted) in enumerate(zip(calls, seen, strict=True)):
+            assert torch.equal(call.scores.argmax(-1), wanted.argmax(-1))
+            if rule != "probabilities":
+                assert torch.equal(attachment.selection(layer, call.logits), call.scores)
+            weights = call.weights / call.weights.sum(-1, keepdim=True)
+            own = (call.logits.sigmoid() if attachment.sigmoid else call.logits.softmax(-1)).gather(1, call.index)
+            torch.testing.assert_close(weights, own / own.sum(-1, keepdim=True))
+
+
 def test_two_models_attached_at_once_do_not_mix(tiny_moe, random_ids):
     one, two, ids = tiny_moe("qwen3_moe"), tiny_moe("mixtral"), random_ids(12, seed=8)
     stock = one(ids).logits, two(ids).logits

@@ -242,6 +242,7 @@ def test_a_configuration_file_that_is_not_there_or_no_yaml_is_refused(tmp_path):
 
 
 # ---- the sheet of models ---------------------------------------------------------------------------------------------
+COMMIT = "0123456789" * 4
 HEADER = "id\tsource\trevision\tdtype\ttimed_width\ttimed_expert_width"
 WIDE = f"{HEADER}\tbits\tgroup"
 SHEETS = {
@@ -253,6 +254,8 @@ SHEETS = {
     "an id twice": (f"{HEADER}\na\tx\t-\tfloat32\t-\t-\na\ty\t-\tfloat32\t-\t-", ":3: id 'a' a second time"),
     "no source": (f"{HEADER}\na\t\t-\tfloat32\t-\t-", ":2: source is empty"),
     "an unknown dtype": (f"{HEADER}\na\tx\t-\tfloat23\t-\t-", ":2: dtype 'float23'.*did you mean 'float32'"),
+    "a hub id at a branch": (f"{HEADER}\na\tx/y\tmain\tfloat32\t-\t-", ":2: source 'x/y' with revision 'main'.*commit"),
+    "a folder at a commit": (f"{HEADER}\na\t/x/y\t{COMMIT}\tfloat32\t-\t-", ":2: source '/x/y' with revision"),
     "a width that is no number": (f"{HEADER}\na\tx\t-\tfloat32\twide\t-", ":2: timed_width 'wide'"),
     "bits that no store has": (
         f"{WIDE}\na\tx\t-\tbfloat16\t-\t-\t3\t64",
@@ -291,11 +294,12 @@ def test_a_sheet_that_is_a_folder_or_not_utf8_is_refused(tmp_path):
 def test_golden_a_row_of_models(tmp_path):
     sheet = tmp_path / "models.tsv"
     sheet.write_text(
-        f"{HEADER}\r\na-1\tsome/hub-id\tmain\tbfloat16\t4096\t256\r\nb\t{tmp_path}\t-\tfloat32\t-\t-\r\n",
+        f"{HEADER}\r\na-1\tsome/hub-id\t{COMMIT}\tbfloat16\t4096\t256\r\nb\t{tmp_path}\t-\tfloat32\t-\t-\r\n",
         encoding="utf-8",
     )
     found = load_models(sheet)
-    assert found["a-1"] == Model("a-1", "some/hub-id", "main", "bfloat16", 4096, 256)
+    assert found["a-1"] == Model("a-1", "some/hub-id", COMMIT, "bfloat16", 4096, 256)
+    assert (found["a-1"].folder, found["b"].folder) == ("results/models/a-1", str(tmp_path))
     assert found["b"].revision is None and not found["b"].packed
     (tmp_path / PACKED).touch()
     assert found["b"].packed

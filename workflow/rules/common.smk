@@ -78,15 +78,14 @@ wildcard_constraints:
 
 
 def source_dir(wildcards):
-    """Folder or hub id of the model as it was published."""
-    model = SETTINGS.models[wildcards.model]
-    return f"results/models/{model.id}" if model.packed else model.source
+    """Folder of the model as it was published."""
+    return SETTINGS.models[wildcards.model].folder
 
 
 def source_input(wildcards):
-    """What that is made of: the unpacked folder, or the files of a plain one; of a hub id, its revision says it."""
+    """What that is made of: the files of a plain folder, or the folder that a rule unpacks or fetches."""
     model = SETTINGS.models[wildcards.model]
-    return [f"results/models/{model.id}"] if model.packed else model_files(model.source)
+    return model_files(model.source) if model.folder == model.source else [model.folder]
 
 
 def model_dir(wildcards):
@@ -98,11 +97,6 @@ def model_dir(wildcards):
 def model_input(wildcards):
     model = SETTINGS.models[wildcards.model]
     return [model_dir(wildcards)] if model.bits else source_input(wildcards)
-
-
-def revision_flag(model):
-    """Of a source on the hub; a store has its own in its manifest."""
-    return f" --revision {shlex.quote(model.revision)}" if model.revision else ""
 
 
 def bits_flags(model):
@@ -120,17 +114,15 @@ def model_files(source):
 
 def model_flags(wildcards):
     model = SETTINGS.models[wildcards.model]
-    revision = "" if model.bits else revision_flag(model)
-    return f"--model-dir {shlex.quote(model_dir(wildcards))} --dtype {model.dtype}{revision}"
+    return f"--model-dir {shlex.quote(model_dir(wildcards))} --dtype {model.dtype}"
 
 
 def timed_flags(wildcards):
     """The model as it is timed: inflated to the sizes of its row, its experts in the bits of its row."""
     model = SETTINGS.models[wildcards.model]
-    revision = "" if model.bits else revision_flag(model)
     sizes = {"width": model.timed_width, "expert-width": model.timed_expert_width}
     widths = "".join(f" --{name} {size}" for name, size in sizes.items() if size)
-    return f"--model-dir {shlex.quote(model_dir(wildcards))}{revision}{widths}{bits_flags(model)}"
+    return f"--model-dir {shlex.quote(model_dir(wildcards))}{widths}{bits_flags(model)}"
 
 
 def policy_row(wildcards):

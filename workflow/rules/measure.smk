@@ -36,13 +36,6 @@ def to_pack(wildcards):
     return f"results/inflated/{wildcards.model}/{wildcards.size}", TIMED_DTYPE
 
 
-def store_flags(wildcards):
-    """The bits of a store, and where a model of its own size is on the hub, which revision."""
-    model = SETTINGS.models[wildcards.model]
-    revision = revision_flag(model) if wildcards.size == OWN else ""
-    return f"{revision}{bits_flags(model)}"
-
-
 def of_this_machine(wildcards):
     measure = SETTINGS.measure
     if not measure.models or not measure.slots:
@@ -92,7 +85,7 @@ rule pack_store:
     params:
         model=lambda wildcards: to_pack(wildcards)[0],
         dtype=lambda wildcards: to_pack(wildcards)[1],
-        store=store_flags,
+        store=lambda wildcards: bits_flags(SETTINGS.models[wildcards.model]),
     shell:
         "python -m engine.offload pack --model {params.model:q} --dtype {params.dtype}{params.store} --out {output}"
         " 2>&1 | tee {log}"

@@ -1,3 +1,8 @@
+def ids(chosen):
+    """A constraint on {model}: these alone, and where there are none, nothing."""
+    return "|".join(m.id for m in SETTINGS.models.values() if chosen(m)) or "[^ -~]"
+
+
 rule unpack_model:
     input:
         lambda wildcards: model_files(SETTINGS.models[wildcards.model].source),
@@ -6,10 +11,27 @@ rule unpack_model:
         directory("results/models/{model}"),
     log:
         "results/logs/unpack_model/{model}.log",
+    wildcard_constraints:
+        model=ids(lambda model: model.packed),
     params:
         source=lambda wildcards: SETTINGS.models[wildcards.model].source,
     shell:
         "python -m evals.reference_model.pack unpack {params.source:q} {output} 2>&1 | tee {log}"
+
+
+# links into the hub's own cache, with the commit
+rule fetch_model:
+    output:
+        directory("results/models/{model}"),
+    log:
+        "results/logs/fetch_model/{model}.log",
+    wildcard_constraints:
+        model=ids(lambda model: model.revision),
+    params:
+        source=lambda wildcards: SETTINGS.models[wildcards.model].source,
+        revision=lambda wildcards: SETTINGS.models[wildcards.model].revision,
+    shell:
+        "python -m engine.hub --model {params.source:q} --revision {params.revision:q} --out {output} 2>&1 | tee {log}"
 
 
 rule calibrate_model:

@@ -17,7 +17,6 @@ from evals.quality import record_routing, router_statistics
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model-dir", required=True, help="folder in Hugging Face layout, or hub id")
-    parser.add_argument("--revision")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--texts", nargs="+", required=True, help="resolved texts of role calibration")
     parser.add_argument("--documents", type=int, help="the first documents of each text alone")
@@ -26,9 +25,9 @@ def main() -> None:
     parser.add_argument("--out-demand", required=True)
     parser.add_argument("--out", required=True)
     a = parser.parse_args()
-    tokenizer, bos = load_tokenizer(a.model_dir, a.revision)
+    tokenizer, bos = load_tokenizer(a.model_dir)
     texts = load_texts(a.texts, tokenizer, bos, a.documents)
-    model = load_model(a.model_dir, a.dtype, 1, a.revision)  # evals/parallel.py has the others
+    model = load_model(a.model_dir, a.dtype, 1)  # evals/parallel.py has the others
     progress = Progress("calibrate", sum(sum(t.scored) for t in texts))
     with attach(model) as attachment:
         context = context_of(model, a.context)

@@ -63,7 +63,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", required=True, help="id, for the page")
     parser.add_argument("--model-dir", required=True, help="folder in Hugging Face layout, or hub id")
-    parser.add_argument("--revision")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--texts", nargs="+", required=True, help="resolved texts of role calibration")
     parser.add_argument("--documents", type=int, help="the first documents of each text alone")
@@ -74,12 +73,12 @@ def main() -> None:
     parser.add_argument("--out", required=True, help="record; the page lies beside it")
     parser.add_argument("--out-page", required=True)
     a = parser.parse_args()
-    tokenizer, bos = load_tokenizer(a.model_dir, a.revision)
+    tokenizer, bos = load_tokenizer(a.model_dir)
     texts = load_texts(a.texts, tokenizer, bos, a.documents)
     sheet = load_policies(a.policies)
     find_policy(sheet, BASELINE)
     policies = {name: policy for name, policy in sheet.items() if name in BUNDLES}
-    model = load_model(a.model_dir, a.dtype, 1, a.revision)  # evals/parallel.py has the others
+    model = load_model(a.model_dir, a.dtype, 1)  # evals/parallel.py has the others
     passes = 3 + sum(not policy.lossless for policy in policies.values())
     progress = Progress(f"gate {a.model}", passes * sum(sum(t.scored) for t in texts))
     with attach(model) as attachment:

@@ -34,7 +34,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", required=True, help="id, for the provenance")
     parser.add_argument("--model-dir", required=True, help="folder in Hugging Face layout, or hub id")
-    parser.add_argument("--revision")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--predictors", required=True, type=Path, help="folder of train_predictors.py")
     parser.add_argument("--traces", required=True, type=Path, help="folder of record_routing.py")
@@ -47,9 +46,9 @@ def main() -> None:
     parser.add_argument("--names", type=int, default=16, help="experts named of a layer, at least K")
     parser.add_argument("--out", required=True, type=Path, help="folder")
     a = parser.parse_args()
-    tokenizer, bos = load_tokenizer(a.model_dir, a.revision)
+    tokenizer, bos = load_tokenizer(a.model_dir)
     texts = load_texts(a.texts, tokenizer, bos, a.documents)
-    model = load_model(a.model_dir, a.dtype, 1, a.revision)  # evals/parallel.py has the others
+    model = load_model(a.model_dir, a.dtype, 1)  # evals/parallel.py has the others
     weights = model_hash(a.model_dir)
     progress = Progress("predict experts", sum(sum(t.scored) for t in texts))
     with attach(model) as attachment:

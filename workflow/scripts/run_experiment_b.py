@@ -46,7 +46,7 @@ def main() -> None:
     a = arguments()
     rules = load(a.preregistration)
     slots_id, _, percent = a.slots.partition("=")
-    tokenizer, bos = load_tokenizer(a.model_dir, a.revision)
+    tokenizer, bos = load_tokenizer(a.model_dir)
     demand, weights = load_calibration(a.demand, a.model_dir)
     whole = load_texts(a.texts, tokenizer, bos, a.documents)
     texts, calibration = (
@@ -59,7 +59,7 @@ def main() -> None:
         )
         for text, short in zip(whole, texts, strict=True)
     }
-    model = load_model(a.model_dir, a.dtype, 1, a.revision)  # evals/parallel.py has the others
+    model = load_model(a.model_dir, a.dtype, 1)  # evals/parallel.py has the others
     context = context_of(model, a.context)
     with attach(model) as attachment:
         slots = slots_from_percent(attachment.experts, float(percent))
@@ -138,7 +138,6 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", required=True, help="id, for the record")
     parser.add_argument("--model-dir", required=True, help="folder in Hugging Face layout, or hub id")
-    parser.add_argument("--revision")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--calibration", nargs="+", required=True, help="resolved texts of role calibration")
     parser.add_argument("--texts", nargs="+", required=True, help="resolved texts of role test")

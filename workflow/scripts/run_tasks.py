@@ -31,7 +31,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", required=True, help="id, for the records")
     parser.add_argument("--model-dir", required=True, help="folder in Hugging Face layout, or hub id")
-    parser.add_argument("--revision")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--policies", nargs="+", required=True, help="sheets, the first to name an id has it")
     parser.add_argument("--generate", nargs="+", required=True, help="ids; the baseline among them")
@@ -68,8 +67,8 @@ class Run:
         self.a, self.tasks = a, tasks
         self.files = dict(zip((value["id"] for value in resolved), a.resolved, strict=True))
         self.demand, weights = load_calibration(a.demand, a.model_dir)
-        self.tokenizer, _ = load_tokenizer(a.model_dir, a.revision)
-        self.model = load_model(a.model_dir, a.dtype, 1, a.revision)  # evals/parallel.py has the others
+        self.tokenizer, _ = load_tokenizer(a.model_dir)
+        self.model = load_model(a.model_dir, a.dtype, 1)  # evals/parallel.py has the others
         self.attachment = attach(self.model)
         name, _, percent = a.slots.partition("=")
         self.slots = slots_from_percent(self.attachment.experts, float(percent))

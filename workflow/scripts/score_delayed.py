@@ -33,7 +33,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", required=True, help="id, for the record")
     parser.add_argument("--model-dir", required=True, help="folder in Hugging Face layout, or hub id")
-    parser.add_argument("--revision")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--policies", required=True, help="the sheet")
     parser.add_argument("--texts", nargs="+", required=True, help="resolved texts")
@@ -52,11 +51,11 @@ def main() -> None:
     decided = [cell for path in a.simulations for cell in decisions(path)]
     arrays, cells = {}, []
     if wanted or decided:
-        tokenizer, bos = load_tokenizer(a.model_dir, a.revision)
+        tokenizer, bos = load_tokenizer(a.model_dir)
         texts = load_texts(a.texts, tokenizer, bos, a.documents)
         short = {text.id: cut(text, a.tokens, tokenizer, bos) for text in texts}
         demand, _ = load_calibration(a.demand, a.model_dir)
-        model = load_model(a.model_dir, a.dtype, 1, a.revision)  # evals/parallel.py has the others
+        model = load_model(a.model_dir, a.dtype, 1)  # evals/parallel.py has the others
         from engine.hook import attach
 
         tokens = {text.id: sum(text.scored) for text in texts}

@@ -19,7 +19,6 @@ from evals.perplexity import context_of, losses, perplexities
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model-dir", required=True, help="folder in Hugging Face layout, or hub id")
-    parser.add_argument("--revision")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--text", required=True, help="the resolved text the log was written on")
     parser.add_argument("--documents", type=int, help="the first documents alone, if the log was written so")
@@ -28,7 +27,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     a = parser.parse_args()
     log = load_log(a.log)
-    tokenizer, bos = load_tokenizer(a.model_dir, a.revision)
+    tokenizer, bos = load_tokenizer(a.model_dir)
     (text,) = load_texts([a.text], tokenizer, bos, a.documents)
     if sum(text.scored) != len(log.executed):
         raise error(
@@ -37,7 +36,7 @@ def main() -> None:
     for name, ours in (("model", model_hash(a.model_dir)), ("text_sha256", text.sha256)):
         if log.provenance.get(name, ours) != ours:
             raise error(f"{a.log}: {name} {log.provenance[name]}", f"{ours}", "give the log's own model and text")
-    model = load_model(a.model_dir, a.dtype, a.threads, a.revision)
+    model = load_model(a.model_dir, a.dtype, a.threads)
     progress = Progress(f"score log on {text.id}", sum(text.scored))
     with attach(model) as attachment:
         replayer = Replayer(attachment, log)

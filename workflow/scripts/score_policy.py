@@ -24,7 +24,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", required=True, help="id, for the record")
     parser.add_argument("--model-dir", required=True, help="folder in Hugging Face layout, or hub id")
-    parser.add_argument("--revision")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--policy", required=True)
     parser.add_argument("--policies", required=True, help="the sheet")
@@ -42,7 +41,7 @@ def main() -> None:
     a = parser.parse_args()
     policy = find_policy(load_policies(a.policies), a.policy)
     slot_percents = {name: float(percent) for name, _, percent in (pair.partition("=") for pair in a.slots)}
-    tokenizer, bos = load_tokenizer(a.model_dir, a.revision)
+    tokenizer, bos = load_tokenizer(a.model_dir)
     texts = load_texts(a.texts, tokenizer, bos, a.documents)
     demand, model = load_calibration(a.demand, a.model_dir)
     traces = {t.id: open_recording(a.traces / f"{t.id}.safetensors", t, model) for t in texts}
@@ -91,7 +90,7 @@ def _emulate_all(a, policy, texts, slot_percents, demand, bos, keep):
     """All cells of a lossy policy: one model, one attachment."""
     from engine.hook import attach
 
-    model = load_model(a.model_dir, a.dtype, 1, a.revision)  # evals/parallel.py has the others
+    model = load_model(a.model_dir, a.dtype, 1)  # evals/parallel.py has the others
     context = context_of(model, a.context)
     progress = Progress(f"score {policy.id}", len(slot_percents) * sum(sum(t.scored) for t in texts))
     with attach(model) as attachment:

@@ -38,7 +38,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", required=True, help="id, for the record")
     parser.add_argument("--model-dir", required=True, help="folder in Hugging Face layout, or hub id")
-    parser.add_argument("--revision")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--policies", required=True, help="the sheet: every row is scored")
     parser.add_argument("--texts", nargs="+", required=True, help="resolved texts")
@@ -53,11 +52,11 @@ def main() -> None:
     a = parser.parse_args()
     policies = load_policies(a.policies)
     slots_id, _, percent = a.slots.partition("=")
-    tokenizer, bos = load_tokenizer(a.model_dir, a.revision)
+    tokenizer, bos = load_tokenizer(a.model_dir)
     texts = load_texts(a.texts, tokenizer, bos, a.documents)
     texts = [cut(text, a.tokens, tokenizer, bos) for text in texts]
     demand, weights = load_calibration(a.demand, a.model_dir)
-    model = load_model(a.model_dir, a.dtype, 1, a.revision)  # evals/parallel.py has the others
+    model = load_model(a.model_dir, a.dtype, 1)  # evals/parallel.py has the others
     context = context_of(model, a.context)
     progress = Progress("score sweep", len(policies) * sum(sum(text.scored) for text in texts))
     with attach(model) as attachment:

@@ -36,7 +36,6 @@ def main() -> None:
     parser.add_argument("--prefetch-slots", help="id=percent, their budget")
     parser.add_argument("--predictions", help="folder of predict_experts.py, for them")
     parser.add_argument("--host", required=True, help="profile")
-    parser.add_argument("--revision")
     parser.add_argument("--width", type=int, help="D of the inflated model; default its own")
     parser.add_argument("--expert-width", type=int, help="F of the inflated model; default its own")
     parser.add_argument("--dtype", default="bfloat16", help="of the model that is timed")
@@ -96,13 +95,7 @@ def percents(pairs: list[str]) -> dict[str, float]:
 
 def read_geometry(a: argparse.Namespace) -> Geometry | UserError:
     """What the model weighs, inflated; the error where its family or the sizes do not allow it: its cells fail then."""
-    path = Path(a.model_dir) / "config.json"
-    if path.is_file():
-        config = json.loads(path.read_text(encoding="utf-8"))
-    else:
-        from transformers import AutoConfig  # a hub id
-
-        config = AutoConfig.from_pretrained(a.model_dir, revision=a.revision).to_dict()
+    config = json.loads((Path(a.model_dir) / "config.json").read_text(encoding="utf-8"))
     try:
         sizes = {"width": a.width, "expert_width": a.expert_width, "bits": a.bits, "group": a.group}
         return Geometry.of_config(config, dtype=a.dtype, **sizes)

@@ -46,7 +46,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", required=True, help="id, for the card")
     parser.add_argument("--model-dir", required=True, help="folder in Hugging Face layout, or hub id")
-    parser.add_argument("--revision")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--texts", nargs="+", required=True, help="resolved texts of role calibration")
     parser.add_argument("--documents", type=int, help="the first documents of each text alone")
@@ -56,9 +55,9 @@ def main() -> None:
     parser.add_argument("--learning-rate", type=float, default=LEARNING_RATE)
     parser.add_argument("--out", required=True, type=Path, help="folder")
     a = parser.parse_args()
-    tokenizer, bos = load_tokenizer(a.model_dir, a.revision)
+    tokenizer, bos = load_tokenizer(a.model_dir)
     texts = load_texts(a.texts, tokenizer, bos, a.documents)
-    model = load_model(a.model_dir, a.dtype, 1, a.revision)  # evals/parallel.py has the others
+    model = load_model(a.model_dir, a.dtype, 1)  # evals/parallel.py has the others
     tokens = sum(sum(t.scored) for t in texts)
     with attach(model) as attachment:
         routers, sigmoid = routers_of(attachment), attachment.sigmoid
