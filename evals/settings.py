@@ -46,7 +46,7 @@ class Peers:
     """What `results/peers` runs on this machine."""
 
     sheet: str
-    models: tuple[str, ...]
+    models: dict[str, str]  # id: the size it is inflated to, or `own`
     memory_bytes: int
     documents: int
     tokens: int
@@ -255,7 +255,7 @@ def _peers(config: dict, sheet: Mapping[str, Model], where: str) -> Peers:
             raise error(found, "a policy that needs no future", nearest(peer.policy, known))
     return Peers(
         sheet=wanted["sheet"],
-        models=tuple(name for name in wanted["models"] if name in config["models"]),
+        models={name: size for name, size in wanted["models"].items() if name in config["models"]},
         memory_bytes=int(wanted["memory_bytes"]),
         documents=int(wanted["documents"]),
         tokens=int(wanted["tokens"]),

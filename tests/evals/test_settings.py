@@ -53,7 +53,7 @@ def test_what_another_configuration_left_out_is_not_measured(configuration):
     own = {key: configuration[key] | {"slots": "s50"} for key in ("prefetch", "sweep", "experiment_b", "tasks")}
     found = check(configuration | {"models": ["reference_b"], "slots": {"s50": 50}} | own)
     assert found.measure.models == found.measure.slots == () and set(found.measure.links) == {"disk", "sdcard"}
-    assert found.peers.models == ("reference_b",)
+    assert list(found.peers.models) == ["reference_b"]
 
 
 def test_a_policy_that_another_configuration_left_out_writes_nothing(configuration):
@@ -148,8 +148,9 @@ WRONG = {
     "a prefetch budget that is not there": ("prefetch.slots", "s26", ["prefetch.slots names 's26'", "mean 's25'"]),
     "no tokens to score decisions on": ("prefetch.tokens", 1, ["prefetch.tokens is 1", "a number from 2"]),
     "a measured policy of no sheet": ("measure.prefetch", ["mlp2"], ["measure.prefetch names 'mlp2'", "mean 'mlp'"]),
-    "a peer's model of no sheet": ("peers.models", ["referense"], ["peers.models names 'referense'", "mean"]),
-    "a peer's model on the hub": ("peers.models", ["olmoe_1b_7b"], ["allenai/OLMoE", "a plain checkpoint"]),
+    "a peer's model of no sheet": ("peers.models", {"referense": "own"}, ["peers.models names 'referense'", "mean"]),
+    "a peer's model on the hub": ("peers.models", {"olmoe_1b_7b": "own"}, ["allenai/OLMoE", "a plain checkpoint"]),
+    "a size that is none": ("peers.models", {"reference": "big"}, ['peers.models.reference is "big"']),
     "memory for nothing": ("peers.memory_bytes", 1000, ["peers.memory_bytes is 1000", "a number from 1000000"]),
     "a measured policy of the future": ("measure.prefetch", ["prefetch_oracle"], ["that need no future"]),
     "a sweep at slots that are not there": ("sweep.slots", "s26", ["sweep.slots names 's26'", "mean 's25'"]),
@@ -313,7 +314,7 @@ def test_fewer_slots_than_k_are_refused_before_the_first_job(configuration, tmp_
     (tmp_path / "config.json").write_text(config, encoding="utf-8")
     (tmp_path / "models.tsv").write_text(f"{HEADER}\nm\t{tmp_path}\t-\tfloat32\t-\t-\n", encoding="utf-8")
     configuration |= {"models": ["m"], "models_sheet": str(tmp_path / "models.tsv"), "slots": {"s12": 12.5}}
-    configuration["measure"]["models"] = configuration["peers"]["models"] = ["m"]
+    configuration["measure"]["models"], configuration["peers"]["models"] = ["m"], {"m": "own"}
     configuration["sweep"]["slots"] = configuration["experiment_b"]["slots"] = "s12"
     configuration["tasks"]["slots"] = configuration["prefetch"]["slots"] = "s12"
     assert check(configuration).slots == {"s12": 12.5}  # 8 of 64: one event just fits

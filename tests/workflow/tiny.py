@@ -275,7 +275,7 @@ class Scratch:
             },
             "peers": {
                 "sheet": "config/peers.tsv",
-                "models": ["tiny"],
+                "models": {"tiny": "own"},
                 "memory_bytes": 2_000_000_000,
                 "documents": 1,
                 "tokens": 4,

@@ -21,12 +21,13 @@ def sizes(model):
 
 
 def width_flags(wildcards):
-    """The widths of an inflated size; none of the model's own."""
-    model = SETTINGS.models[wildcards.model]
-    widths = {"width": model.timed_width, "expert-width": model.timed_expert_width}
+    """The widths that a size says; none of the model's own."""
     if wildcards.size == OWN:
         return ""
-    return " ".join(f"--{name} {width}" for name, width in widths.items() if width)
+    widths = zip(("width", "expert-width"), wildcards.size.split("x"))
+    return " ".join(
+        f"--{name} {width}" for name, width in widths if not width.startswith(OWN)
+    )
 
 
 def to_pack(wildcards):

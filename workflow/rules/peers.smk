@@ -1,6 +1,6 @@
 # The programs that a user would run instead, on the same weights and tokens under the same memory, on this machine:
 #
-#   snakemake --cores 1 results/peers      as root, for its memory limits; half an hour a model, no part of results/all
+#   snakemake --cores 1 results/peers      as root, for its memory limits; a quarter of an hour a model, no part of results/all
 #
 # llama.cpp comes from the package index and is built here. The record is written into results/measured/<host>, which is
 # no output of a rule (workflow/rules/measure.smk says why), and results/all collects what lies there.
@@ -12,25 +12,20 @@ PEERS_CODE = expand(
 )
 
 
-def peers_size(model):
-    """The inflated size, where there is one."""
-    return list(sizes(model))[-1]
-
-
 def peers_store(wildcards):
-    return f"results/packed/{wildcards.model}/{peers_size(wildcards.model)}"
+    return f"results/packed/{wildcards.model}/{PEERS.models[wildcards.model]}"
 
 
 def peers_source(wildcards):
     """The checkpoint that the other programs are given: in bfloat16."""
-    size = peers_size(wildcards.model)
+    size = PEERS.models[wildcards.model]
     if size == OWN:
         return source_dir(wildcards)
     return f"results/inflated/{wildcards.model}/{size}"
 
 
 def peers_source_input(wildcards):
-    if peers_size(wildcards.model) == OWN:
+    if PEERS.models[wildcards.model] == OWN:
         return source_input(wildcards)
     return [peers_source(wildcards)]
 
@@ -93,7 +88,7 @@ rule make_workload:
         "results/logs/make_workload/{model}.log",
     params:
         model=model_dir,
-        size=lambda wildcards: peers_size(wildcards.model),
+        size=lambda wildcards: PEERS.models[wildcards.model],
         documents=PEERS.documents,
         tokens=PEERS.tokens,
         first=f"--first {SETTINGS.documents}" if SETTINGS.documents else "",
