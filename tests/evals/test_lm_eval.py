@@ -160,7 +160,8 @@ def folder(setting, tmp_path_factory):
     s, root = setting(), tmp_path_factory.mktemp("lm_eval")
     s.stock.save_pretrained(root / "model")
     s.tokenizer.save_pretrained(root / "model")
-    pack_model(argparse.Namespace(model=root / "model", revision=None, out=root / "packed", dtype=None))
+    how = {"revision": None, "dtype": None, "bits": None, "group": None}
+    pack_model(argparse.Namespace(model=root / "model", out=root / "packed", **how))
     for name, model in (("demand", model_hash(root / "model")), ("other", "0" * 16)):
         save_demand(root / f"{name}.safetensors", WARM, {"model": model})
     (root / "pairs.json").write_text(json.dumps([{"text": text, "ends": ENDS} for text in DOCUMENTS[:2]]))
