@@ -216,7 +216,7 @@ def test_infinite_thresholds_are_strict_json(folder):
         ({"slots": 0.25}, "slots=0.25"),
         ({"demand": "FOLDER/other.safetensors"}, "is of model 0000000000000000"),
         ({"demand": "FOLDER/none.safetensors"}, "a calibration's demand"),
-        ({"pretrained": "FOLDER/hf"}, "a whole checkpoint"),
+        ({"pretrained": "FOLDER/hf"}, "hf is no folder"),
         ({"instrument": "offload", "link": "disc"}, "did you mean 'disk'"),
         ({"instrument": "offload", "slots": 17}, "17 slots a layer"),
         ({"instrument": "offload", "policy": "fetch_belady"}, "a policy that does not need the future"),
