@@ -20,6 +20,7 @@ report: "workflow/report/workflow.rst"
 
 
 include: "workflow/rules/common.smk"
+include: "workflow/rules/cluster.smk"  #          what a cluster needs to know of the run
 include: "workflow/rules/report.smk"  #           what snakemake --report shows, and where results come from
 include: "workflow/rules/texts.smk"  #            texts of the package index, resolved and hashed
 include: "workflow/rules/reference_model.smk"  #  training of the embedded models (not part of results/all)
@@ -31,7 +32,7 @@ include: "workflow/rules/sweep.smk"  #            more policies, over a stream o
 include: "workflow/rules/experiment_b.smk"  #     few heavy against many light substitutions of the same mass
 include: "workflow/rules/tasks.smk"  #            GSM8K and HumanEval: written answers, and the baseline's forced
 include: "workflow/rules/speed.smk"  #            every policy on every host, by the simulator
-include: "workflow/rules/measure.smk"  #          the engine timed on this machine, and every measured host collected
+include: "workflow/rules/measure.smk"  #          the engine timed on this machine or a node, and every measured host collected
 include: "workflow/rules/peers.smk"  #            what a user would run instead, under the same memory
 include: "workflow/rules/ledger.smk"  #           claims and their verdicts, and which policy to use
 include: "workflow/rules/figures.smk"  #          one script a figure, and the two indexes

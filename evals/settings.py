@@ -22,6 +22,7 @@ from engine.model_sheet import Model, find_config, load_models
 from engine.policies import BASELINE, Policy, load_policies
 from engine.residency import slots_from_percent
 from engine.schema import Origin, check_schema
+from evals.cluster import Submitted
 from evals.corpora import available, row_of, table
 from evals.peers.sheet import load_sheet
 from evals.sandbox import require_opt_in
@@ -135,10 +136,13 @@ def load(path: str | Path) -> Settings:
     return check(config, str(path))
 
 
-def check(config: object, where: str | Mapping[str, str] = "config/config.yaml") -> Settings:
+def check(
+    config: object, where: str | Mapping[str, str] = "config/config.yaml", told: Submitted | None = None
+) -> Settings:
     """Validate a parsed configuration and everything it names. UserError names file, key and value.
 
-    where: the file, or the file of every top-level key where several were laid over each other.
+    where: the file, or the file of every top-level key where several were laid over each other. told: in a job of a
+    cluster, by the machine that submitted it.
     """
     where = Origin(where)
     check_schema(config, where, SCHEMA, "config/README.md")
@@ -179,7 +183,8 @@ def check(config: object, where: str | Mapping[str, str] = "config/config.yaml")
                     f"texts of role {role}",
                     "no text is both calibrated and tested on",
                 )
-    hosts, this_host = find_hosts(config["hosts"], where["hosts"])
+    hosts, this_host = find_hosts(config["hosts"], where["hosts"], told.this_host if told else None)
+    threads = told.threads if told else usable_cores()
     prefetch = _prefetch(config, where["prefetch"])  # before `measure`, which names policies of its sheet
     return Settings(
         models={name: sheet[name] for name in config["models"]},
@@ -189,7 +194,7 @@ def check(config: object, where: str | Mapping[str, str] = "config/config.yaml")
         slots=dict(config["slots"]),
         context_tokens=int(config["context_tokens"]),  # a schema takes 1024.0 for an integer
         delay_tokens=int(config["delay_tokens"]),
-        threads=usable_cores() if config["threads"] == "all" else int(config["threads"]),
+        threads=threads if config["threads"] == "all" else int(config["threads"]),
         documents=int(config["documents"]) if "documents" in config else None,
         statistics={
             "level": config["statistics"]["level"],
@@ -341,16 +346,17 @@ def _predictors(config: dict) -> Predictors:
     return Predictors(int(wanted["rank"]), float(wanted["learning_rate"]), int(wanted["names"]))
 
 
-def find_hosts(folder: str, where: str) -> tuple[dict[str, Path], str]:
-    """Every profile of the folder, checked, and this machine's own, unless one of them is; and the id of that one."""
+def find_hosts(folder: str, where: str, known: str | None = None) -> tuple[dict[str, Path], str]:
+    """Every profile of the folder, checked, and this machine's own, unless one of them is; and the id of that one.
+
+    known: that id, where another machine found it.
+    """
     if LOCAL in (hosts := load_hosts(folder)):
         raise error(f"{where}: {folder}/{LOCAL}.yaml", f"another id: {LOCAL} is probed by the run", "rename it")
     profiles = {name: Path(folder) / f"{name}.yaml" for name in hosts}
     here = fingerprint()
-    for name, host in hosts.items():
-        if host.fingerprint == here:
-            return profiles, name
-    return {LOCAL: Path("results/hosts") / f"{LOCAL}.yaml"} | profiles, LOCAL
+    this = known or next((name for name, host in hosts.items() if host.fingerprint == here), LOCAL)
+    return ({LOCAL: Path("results/hosts") / f"{LOCAL}.yaml"} if this == LOCAL else {}) | profiles, this
 
 
 def usable_cores() -> int:

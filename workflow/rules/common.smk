@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import functools
 import os
 import shlex
 import shutil
@@ -12,6 +13,7 @@ import yaml
 
 from engine.errors import UserError
 from engine.policies import BASELINE, BUNDLES, distinct, load_policies
+from evals.cluster import submitted, tell_jobs
 from evals.settings import check
 
 
@@ -32,7 +34,8 @@ def hold_alive():
     return alive
 
 
-ALIVE = hold_alive()
+# a job that a cluster runs for it reads this too: the lock is then another's
+ALIVE = hold_alive() if workflow.is_main_process else None
 
 # Snakemake merges a second configuration into the first; slot budgets and the links that are measured it must replace,
 # or none could be left out
@@ -53,11 +56,17 @@ def origins():
 
 
 try:
-    SETTINGS = check(config, origins())
+    # a node reads this again for its job, and would find another machine, with other cores
+    SETTINGS = check(
+        config, origins(), None if workflow.is_main_process else submitted()
+    )
 except UserError as exc:
     print(f"error: {' '.join(str(exc).split())}", file=sys.stderr)
     # Snakemake would wrap the line in its own traceback; no job has started yet
     os._exit(2)
+
+if workflow.is_main_process:
+    tell_jobs(SETTINGS.this_host, SETTINGS.threads)
 
 MODELS = list(SETTINGS.models)
 POLICIES = list(SETTINGS.policies)

@@ -23,6 +23,10 @@ rule run_experiment_b:
         directory("results/experiment_b/{model}"),
     log:
         "results/logs/run_experiment_b/{model}.log",
+    resources:
+        mem_mb=held_mb,
+        runtime=held_minutes,
+        cpus_per_task=SETTINGS.threads,
     params:
         model=model_flags,
         slots=f"{SETTINGS.experiment_b.slots}={SETTINGS.slots[SETTINGS.experiment_b.slots]!r}",

@@ -37,13 +37,13 @@ def to_pack(wildcards):
     return f"results/inflated/{wildcards.model}/{wildcards.size}", TIMED_DTYPE
 
 
-def of_this_machine(wildcards):
+def stamps_of(host, wildcards):
     measure = SETTINGS.measure
     if not measure.models or not measure.slots:
         raise WorkflowError(
             "measure: none of its models, or of its slots, is part of this configuration"
         )
-    stamp = STAMP.format(host=SETTINGS.this_host, model="{model}", size="{size}")
+    stamp = STAMP.format(host=host, model="{model}", size="{size}")
     return [
         f"{stamp}/scored".format(model=model, size=size)
         for model in measure.models
@@ -64,6 +64,9 @@ rule inflate_model:
         temp(directory("results/inflated/{model}/{size}")),
     log:
         "results/logs/inflate_model/{model}/{size}.log",
+    resources:
+        mem_mb=held_mb,
+        runtime=held_minutes,
     params:
         model=source_dir,
         widths=width_flags,
@@ -83,6 +86,9 @@ rule pack_store:
         directory("results/packed/{model}/{size}"),
     log:
         "results/logs/pack_store/{model}/{size}.log",
+    resources:
+        mem_mb=held_mb,
+        runtime=held_minutes,
     params:
         model=lambda wildcards: to_pack(wildcards)[0],
         dtype=lambda wildcards: to_pack(wildcards)[1],
@@ -98,7 +104,7 @@ rule measure_host:
         model_input,
         script="workflow/scripts/measure_host.py",
         store="results/packed/{model}/{size}",
-        host=SETTINGS.hosts[SETTINGS.this_host],
+        host=lambda wildcards: SETTINGS.hosts[wildcards.host],
         texts=expand("results/texts/{text}.json", text=SETTINGS.test_texts),
         demand="results/calibration/{model}.safetensors",
         predictors="results/predictors/{model}/README.md",
@@ -106,6 +112,11 @@ rule measure_host:
         touch(f"{STAMP}/timed"),
     log:
         "results/logs/measure_host/{host}/{model}/{size}.log",
+    resources:
+        mem_mb=0,  # all of the node's
+        runtime=held_minutes,
+        cpus_per_task=timed_threads,
+        slurm_extra=on_its_node,
     params:
         model=model_dir,
         widths=width_flags,
@@ -120,7 +131,7 @@ rule measure_host:
         slots=" ".join(
             f"{name}={SETTINGS.slots[name]!r}" for name in SETTINGS.measure.slots
         ),
-        threads=SETTINGS.threads,
+        threads=timed_threads,
         first=f"--first {SETTINGS.documents}" if SETTINGS.documents else "",
         out="results/measured/{host}",
     shell:
@@ -140,6 +151,10 @@ rule rescore_runs:
         touch(f"{STAMP}/scored"),
     log:
         "results/logs/rescore_runs/{host}/{model}/{size}.log",
+    resources:
+        mem_mb=held_mb,
+        runtime=held_minutes,
+        cpus_per_task=SETTINGS.threads,
     params:
         record="results/measured/{host}/{model}/{size}",
         threads=SETTINGS.threads,
@@ -148,11 +163,23 @@ rule rescore_runs:
         " --threads {params.threads} --out {params.record}_rescored.json 2>&1 | tee {log}"
 
 
+for HOST in {SETTINGS.this_host: None} | NODES:
+
+    rule:
+        name:
+            f"results/measured/{HOST}"
+        input:
+            functools.partial(stamps_of, HOST),
+
+
+# of a cluster: every host whose profile names its node
 rule:
     name:
-        f"results/measured/{SETTINGS.this_host}"
+        "results/measured/cluster"
     input:
-        of_this_machine,
+        lambda wildcards: [
+            stamp for host in NODES for stamp in stamps_of(host, wildcards)
+        ],
 
 
 # ---- every host that was measured, here or elsewhere, committed or copied ---------------------------------------------

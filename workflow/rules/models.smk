@@ -13,6 +13,10 @@ rule unpack_model:
         "results/logs/unpack_model/{model}.log",
     wildcard_constraints:
         model=ids(lambda model: model.packed),
+    resources:
+        mem_mb=held_mb,
+        runtime=held_minutes,
+        cpus_per_task=SETTINGS.threads,
     params:
         source=lambda wildcards: SETTINGS.models[wildcards.model].source,
     shell:
@@ -46,6 +50,10 @@ rule calibrate_model:
         record="results/calibration/{model}.json",
     log:
         "results/logs/calibrate_model/{model}.log",
+    resources:
+        mem_mb=held_mb,
+        runtime=held_minutes,
+        cpus_per_task=SETTINGS.threads,
     params:
         model=model_flags,
         context=SETTINGS.context_tokens,
@@ -68,6 +76,10 @@ rule record_routing:
         directory("results/traces/{model}"),
     log:
         "results/logs/record_routing/{model}.log",
+    resources:
+        mem_mb=held_mb,
+        runtime=held_minutes,
+        cpus_per_task=SETTINGS.threads,
     params:
         model=model_flags,
         context=SETTINGS.context_tokens,
@@ -94,6 +106,10 @@ rule gate_model:
         page=reported("results/gate/{model}.md"),
     log:
         "results/logs/gate_model/{model}.log",
+    resources:
+        mem_mb=held_mb,
+        runtime=held_minutes,
+        cpus_per_task=SETTINGS.threads,
     params:
         model=model_flags,
         policies=config["policies_sheet"],

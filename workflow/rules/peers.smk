@@ -38,6 +38,8 @@ rule build_llama_cpp:
         directory("results/peers_build"),
     log:
         "results/logs/build_llama_cpp.log",
+    resources:
+        cpus_per_task=SETTINGS.threads,
     params:
         threads=SETTINGS.threads,
     shell:
@@ -52,6 +54,9 @@ rule convert_to_gguf:
         temp(directory("results/gguf/{model}")),
     log:
         "results/logs/convert_to_gguf/{model}.log",
+    resources:
+        mem_mb=held_mb,
+        runtime=held_minutes,
     params:
         model=peers_source,
     shell:
@@ -67,6 +72,9 @@ rule map_checkpoint:
         temp(directory("results/fused/{model}")),
     log:
         "results/logs/map_checkpoint/{model}.log",
+    resources:
+        mem_mb=held_mb,
+        runtime=held_minutes,
     params:
         model=peers_source,
     shell:

@@ -24,6 +24,10 @@ rule train_predictors:
         "results/predictors/{model}/README.md",
     log:
         "results/logs/train_predictors/{model}.log",
+    resources:
+        mem_mb=held_mb,
+        runtime=held_minutes,
+        cpus_per_task=SETTINGS.threads,
     params:
         model=model_flags,
         rank=SETTINGS.predictors.rank,
@@ -53,6 +57,10 @@ rule predict_experts:
         said=directory(expand("results/predictions/{{model}}/{kind}", kind=PREDICTED)),
     log:
         "results/logs/predict_experts/{model}.log",
+    resources:
+        mem_mb=held_mb,
+        runtime=held_minutes,
+        cpus_per_task=SETTINGS.threads,
     params:
         model=model_flags,
         slots=SETTINGS.prefetch.slots,

@@ -13,6 +13,10 @@ rule score_policy:
         decisions=directory("results/decisions/{model}/{policy}"),
     log:
         "results/logs/score_policy/{model}/{policy}.log",
+    resources:
+        mem_mb=held_mb,
+        runtime=held_minutes,
+        cpus_per_task=SETTINGS.threads,
     params:
         model=model_flags,
         row=policy_row,

@@ -12,7 +12,7 @@ rule train_reference_model:
         "results/logs/train_reference_model/{reference}.log",
     wildcard_constraints:
         reference="[a-z][a-z0-9_]*",
-    threads: workflow.cores
+    threads: SETTINGS.threads  # no more than --cores where it is given
     shell:
         "python {input.script} --recipe {input.recipe} --id {wildcards.reference} --threads {threads}"
         " --workdir results/training/{wildcards.reference} --output {output} 2>&1 | tee {log}"

@@ -18,6 +18,9 @@ rule probe_host:
         "results/hosts/local.yaml",
     log:
         "results/logs/probe_host.log",
+    resources:
+        slurm_extra="--exclusive",
+        cpus_per_task=SETTINGS.threads,
     params:
         probe=SETTINGS.probe,
         threads=SETTINGS.threads,
@@ -40,6 +43,8 @@ rule simulate_host:
         times="results/simulation/{model}/{host}.safetensors",
     log:
         "results/logs/simulate_host/{model}/{host}.log",
+    resources:
+        cpus_per_task=SETTINGS.threads,
     params:
         model=timed_flags,
         policies=config["policies_sheet"],
@@ -76,6 +81,10 @@ rule score_delayed:
         losses="results/delayed/{model}.safetensors",
     log:
         "results/logs/score_delayed/{model}.log",
+    resources:
+        mem_mb=held_mb,
+        runtime=held_minutes,
+        cpus_per_task=SETTINGS.threads,
     params:
         model=model_flags,
         policies=config["policies_sheet"],

@@ -23,6 +23,10 @@ rule score_sweep:
         losses=expand("results/sweep/{{model}}/{policy}.safetensors", policy=SWEEP),
     log:
         "results/logs/score_sweep/{model}.log",
+    resources:
+        mem_mb=held_mb,
+        runtime=held_minutes,
+        cpus_per_task=SETTINGS.threads,
     params:
         model=model_flags,
         rows=" ".join(map(str, SETTINGS.sweep.policies.values())),

@@ -63,6 +63,10 @@ rule run_tasks:
         "results/tasks/{model}/agreement.json",
     log:
         "results/logs/run_tasks/{model}.log",
+    resources:
+        mem_mb=held_mb,
+        runtime=held_minutes,
+        cpus_per_task=SETTINGS.threads,
     params:
         model=model_flags,
         policies=" ".join(map(shlex.quote, SHEETS)),

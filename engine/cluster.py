@@ -1,0 +1,83 @@
+"""What does a job ask a cluster for? Memory and minutes, sized from the model that it holds; and which node is a host.
+
+    Ask.of(model, attempt=1).mem_mb
+    nodes({"box": Path("config/hosts/box.yaml")})["box"].sbatch
+
+An attempt asks for that many times as much, for a job that ran out of either. Memory is the model's weights in the
+dtype it runs in, and the program's. Minutes are round numbers of ours, not a forecast: too few kill a job, too many
+let it wait.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from engine.errors import error
+from engine.geometry import DTYPE_BYTES
+from engine.model_sheet import Model, find_config
+from engine.plan_memory import PROGRAM_BYTES
+
+MINUTES, MINUTES_A_GB = 60, 20
+
+
+@dataclass(frozen=True)
+class Ask:
+    mem_mb: int
+    runtime: int  # minutes
+
+    @classmethod
+    def of(cls, model: Model, attempt: int = 1) -> Ask:
+        weights = weight_bytes(model)
+        minutes = MINUTES + MINUTES_A_GB * weights / 1e9
+        return cls(attempt * math.ceil((PROGRAM_BYTES + weights) / 1e6), attempt * math.ceil(minutes))
+
+
+def weight_bytes(model: Model) -> int:
+    """Every weight in the dtype it runs in, from the sizes of files. UserError where no size is known here."""
+    found = find_config(model)
+    stored = sum(path.stat().st_size for path in Path(model.source).glob("*.safetensors"))
+    stored = stored or (found.checkpoint_bytes if found else None)
+    if not stored:
+        raise error(
+            f"the size of model '{model.id}' ({model.source}) is not known on this machine",
+            f"its files, or checkpoint_bytes in config/architectures/{model.id}.json",
+            "state it: a cluster's jobs ask for memory",
+        )
+    published = found.config.get("dtype") or found.config.get("torch_dtype") if found else None
+    each = 1 if model.packed else DTYPE_BYTES.get(published, DTYPE_BYTES[model.dtype])
+    return stored * DTYPE_BYTES[model.dtype] // each
+
+
+@dataclass(frozen=True)
+class Node:
+    """The node that is a host. threads: that its profile was probed with."""
+
+    constraint: str
+    gres: str
+    threads: int
+
+    @property
+    def sbatch(self) -> str:
+        """Words for sbatch: this node, and nothing else on it, for what runs beside a measurement disturbs it."""
+        words = ["--exclusive", f"--constraint={self.constraint}", *([f"--gres={self.gres}"] if self.gres else [])]
+        return shlex.join(words)
+
+
+def nodes(profiles: Mapping[str, Path]) -> dict[str, Node]:
+    """By id, of the checked profiles that name their node."""
+    found = {}
+    for name, path in profiles.items():
+        profile = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}  # one is made by the run
+        if slurm := profile.get("slurm"):
+            device = "cuda" if "cuda" in profile["compute"] else "cpu"
+            threads = profile["compute"][device].get("threads")
+            if not threads:
+                raise error(f"{path}: slurm in a modelled profile", "a measured one", "only what exists is timed")
+            found[name] = Node(slurm["constraint"], slurm.get("gres", ""), threads)
+    return found

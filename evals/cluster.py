@@ -1,0 +1,75 @@
+"""What do a run and the jobs that a cluster does for it need to know of one another?
+
+A job reads the configuration again on its node, where another machine is "this host" and `all` threads are others: its
+files would not be those that the run asked for. So the run tells its jobs, through the environment, what it found.
+
+A run that is killed outright cannot cancel what it submitted. Left alone, such a job would write the very files that
+the next run makes, and time what the next run times: it is cancelled. A measurement goes on where it was.
+
+tell_jobs(settings.this_host, settings.threads); submitted()
+cancel_orphans("the folder of the workflow")
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import time
+from dataclasses import dataclass
+
+from engine.errors import error
+
+SUBMITTED = "EXPERTMISS_SUBMITTED"
+LIMIT_S = 120.0
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """What the machine that submits found of itself."""
+
+    this_host: str  # id
+    threads: int
+
+
+def tell_jobs(this_host: str, threads: int) -> None:
+    os.environ[SUBMITTED] = json.dumps([this_host, threads])
+
+
+def submitted() -> Submitted | None:
+    """None in a job that no cluster runs."""
+    told = os.environ.get(SUBMITTED)
+    return Submitted(*json.loads(told)) if told else None
+
+
+def cancel_orphans(folder: str) -> list[str]:
+    """The ids of this user's jobs that work in the folder, cancelled and gone. Without Slurm there are none.
+
+    Call it where no other run is alive in the folder. UserError where they do not end.
+    """
+    if not shutil.which("squeue"):
+        return []
+    found = left = jobs_in(folder)
+    if found:
+        print(f"a killed run left jobs {', '.join(found)} behind; they are cancelled", flush=True)
+        subprocess.run(["scancel", *found], check=True, timeout=LIMIT_S)
+    end = time.monotonic() + LIMIT_S
+    while left:
+        if time.monotonic() > end:
+            raise error(f"jobs {', '.join(left)} are still in the queue", "none of a killed run", "end them first")
+        time.sleep(0.5)
+        left = jobs_in(folder)
+    return found
+
+
+def jobs_in(folder: str) -> list[str]:
+    """Ids of this user's jobs that wait, run or end in a working folder. None where no controller answers."""
+    told = subprocess.run(
+        ["squeue", "--me", "--noheader", "--array-unique", "--format=%i %Z"],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    rows = [line.split(maxsplit=1) for line in told.stdout.splitlines()]
+    return [job for job, place in rows if place == folder]
