@@ -10,6 +10,7 @@ let it wait.
 
 from __future__ import annotations
 
+import functools
 import math
 import shlex
 from collections.abc import Mapping
@@ -18,12 +19,14 @@ from pathlib import Path
 
 import yaml
 
+from engine.anatomy import Anatomy
 from engine.errors import error
 from engine.geometry import DTYPE_BYTES
 from engine.model_sheet import Model, find_config
 from engine.plan_memory import PROGRAM_BYTES
 
 MINUTES, MINUTES_A_GB = 60, 20
+UNKNOWN_BYTES = 64_000_000_000  # of a model of which nothing lies here yet
 
 
 @dataclass(frozen=True)
@@ -38,20 +41,19 @@ class Ask:
         return cls(attempt * math.ceil((PROGRAM_BYTES + weights) / 1e6), attempt * math.ceil(minutes))
 
 
+@functools.cache
 def weight_bytes(model: Model) -> int:
-    """Every weight in the dtype it runs in, from the sizes of files. UserError where no size is known here."""
+    """Every weight in the dtype it runs in: from the sizes of files, else of config.json; UNKNOWN_BYTES without one."""
     found = find_config(model)
     stored = sum(path.stat().st_size for path in Path(model.source).glob("*.safetensors"))
     stored = stored or (found.checkpoint_bytes if found else None)
-    if not stored:
-        raise error(
-            f"the size of model '{model.id}' ({model.source}) is not known on this machine",
-            f"its files, or checkpoint_bytes in config/architectures/{model.id}.json",
-            "state it: a cluster's jobs ask for memory",
-        )
-    published = found.config.get("dtype") or found.config.get("torch_dtype") if found else None
-    each = 1 if model.packed else DTYPE_BYTES.get(published, DTYPE_BYTES[model.dtype])
-    return stored * DTYPE_BYTES[model.dtype] // each
+    if stored:
+        published = found.config.get("dtype") or found.config.get("torch_dtype") if found else None
+        each = 1 if model.packed else DTYPE_BYTES.get(published, DTYPE_BYTES[model.dtype])
+        return stored * DTYPE_BYTES[model.dtype] // each
+    if found:
+        return Anatomy.of_config(found.config, model.dtype).parameters * DTYPE_BYTES[model.dtype]
+    return UNKNOWN_BYTES
 
 
 @dataclass(frozen=True)

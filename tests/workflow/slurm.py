@@ -86,7 +86,7 @@ class Cluster:
         configuration = CONFIGURATION.format(machine=machine, ports=free_ports(3), folder=folder)
         write_text(folder / "slurm.conf", configuration)
         # a job's own step loses every SLURM_ variable, so srun must be told anew where the configuration lies
-        srun = f"#!/bin/sh\nSLURM_CONF={folder}/slurm.conf exec {shutil.which('srun')} \"$@\"\n"
+        srun = f'#!/bin/sh\nSLURM_CONF={folder}/slurm.conf exec {shutil.which("srun")} "$@"\n'
         write_text(folder / "bin" / "srun", srun)
         (folder / "bin" / "srun").chmod(0o755)
         self.environment = {"SLURM_CONF": f"{folder}/slurm.conf", "PATH": f"{folder}/bin:{os.environ['PATH']}"}
@@ -111,9 +111,7 @@ class Cluster:
             self.wait_until(lambda: not self.told("squeue", "--noheader"))
         for name in reversed(self.processes):
             self.stop(name)
-        for pid in self.of_jobs():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        self.signal(signal.SIGKILL)
 
     # ---- its parts ---------------------------------------------------------------------------------------------------
     def start(self, name: str, *command: str) -> None:
@@ -137,15 +135,21 @@ class Cluster:
 
     def start_node(self, node: str) -> None:
         self.start(node, "slurmd", "-D", "-N", node)
-        self.wait_until(lambda: self.state(node) == "idle")
+        if "down" in self.state(node):  # by word of lose_node
+            self.told("scontrol", "update", f"nodename={node}", "state=resume")
+        self.wait_until(lambda: self.state(node) in ("idle", "alloc"))
 
     def lose_node(self, node: str) -> None:
         """The node and all that runs on it are gone from one moment to the next, and the controller sees it."""
         self.stop(node, signal.SIGKILL)
+        self.signal(signal.SIGSTOP, node)  # nothing tells the controller how it ends
+        self.told("scontrol", "update", f"nodename={node}", "state=down", "reason=lost")
+        self.signal(signal.SIGKILL, node)
+
+    def signal(self, number: int, node: str = "") -> None:
         for pid in self.of_jobs(node):
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        self.told("scontrol", "update", f"nodename={node}", "state=down", "reason=lost")
+                os.kill(pid, number)
 
     def of_jobs(self, node: str = "") -> list[int]:
         """Processes of the cluster's jobs, by the environment that Slurm gave them."""
@@ -174,6 +178,16 @@ class Cluster:
         """Node of every job that runs, by id."""
         rows = self.told("squeue", "--noheader", "--states=RUNNING", "--format=%i %N").splitlines()
         return dict(row.split() for row in rows)
+
+    def job_of(self, *words: str) -> str:
+        """The job that runs a command line with these words."""
+        for pid in self.of_jobs():
+            with contextlib.suppress(OSError):
+                process = Path("/proc") / str(pid)
+                if set(words) <= set((process / "cmdline").read_text(encoding="utf-8").split("\0")):
+                    environment = (process / "environ").read_text(encoding="utf-8").split("\0")
+                    return dict(line.partition("=")[::2] for line in environment)["SLURM_JOB_ID"]
+        raise AssertionError(f"no job runs {words}")
 
     @staticmethod
     def wait_until(true, limit_s: float = LIMIT_S) -> None:

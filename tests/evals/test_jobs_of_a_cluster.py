@@ -1,0 +1,66 @@
+"""Laws: a job sees the hosts and threads of the run it is for, and only jobs of the folder are cancelled."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from evals.cluster import SUBMITTED, Submitted, cancel_orphans, submitted, tell_jobs
+from evals.settings import check
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def configuration(monkeypatch) -> dict:
+    monkeypatch.chdir(ROOT)
+    return yaml.safe_load((ROOT / "config" / "config.yaml").read_text(encoding="utf-8"))
+
+
+def test_a_job_is_told_what_its_run_found(monkeypatch):
+    monkeypatch.setenv(SUBMITTED, "")  # put back after the test
+    assert submitted() is None
+    tell_jobs("box", 7)
+    assert submitted() == Submitted("box", 7)
+
+
+def test_on_its_node_a_job_sees_the_hosts_and_threads_of_its_run(configuration):
+    here = check(configuration)
+    another = next(name for name in here.hosts if name != here.this_host)
+    told = check(configuration, told=Submitted(another, here.threads + 5))
+    assert (told.this_host, told.threads) == (another, here.threads + 5)
+    assert check(configuration, told=Submitted(here.this_host, here.threads)) == here
+
+
+def test_threads_that_the_configuration_states_are_not_overruled(configuration):
+    assert check(configuration | {"threads": 3}, told=Submitted("local", 8)).threads == 3
+
+
+@pytest.fixture
+def queue(tmp_path, monkeypatch):
+    """A queue of three jobs, of which scancel ends those it is given: two programs of a made-up Slurm."""
+    for name, body in (
+        ("squeue", 'while read -r job; do echo "$job"; done < "$QUEUE"'),
+        ("scancel", 'for id in "$@"; do grep -v "^$id " "$QUEUE" > "$QUEUE.left"; mv "$QUEUE.left" "$QUEUE"; done'),
+    ):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n", encoding="utf-8")
+        (tmp_path / name).chmod(0o755)
+    path = tmp_path / "queue"
+    path.write_text("1 /a b\n2 /a\n3 /a b/c\n4_2 /a b\n", encoding="utf-8")
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setenv("QUEUE", str(path))
+    return path
+
+
+def test_jobs_of_the_folder_are_cancelled_and_others_left(queue, capsys):
+    assert cancel_orphans("/a b") == ["1", "4_2"]
+    assert queue.read_text(encoding="utf-8") == "2 /a\n3 /a b/c\n"
+    assert "1, 4_2" in capsys.readouterr().out
+    assert cancel_orphans("/a b") == []
+
+
+def test_without_slurm_there_is_nothing_to_cancel(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert cancel_orphans("/a") == []
