@@ -2,6 +2,7 @@
 # make test   the environment, then the whole test suite
 # make bench  ratios of decision, simulator, emulator and fetch path, in one run
 # make report the main job, then its results as one page, results/report.html
+# make cluster  on a Slurm cluster: every host whose profile names its node measured, then the main job
 # make mutants  planted faults: each must make its named test fail
 
 PYTHON ?= python3.11
@@ -10,7 +11,7 @@ BIN := $(VENV)/bin
 # Snakemake and its jobs find python and the packages in the environment
 RUN := PATH="$(CURDIR)/$(BIN):$$PATH"
 
-.PHONY: all report test bench mutants retry lint publish clean
+.PHONY: all report test bench cluster mutants retry lint publish clean
 
 all: $(VENV)/ready
 	$(RUN) snakemake --cores 1 results/all --quiet host reason
@@ -22,6 +23,15 @@ $(VENV)/ready: requirements.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
+
+$(VENV)/slurm: $(VENV)/ready requirements-slurm.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock -r requirements-slurm.lock
+	@touch $@
+
+# what was measured is collected by a run that begins after it
+cluster: $(VENV)/slurm
+	$(RUN) snakemake --profile workflow/profiles/slurm results/measured/cluster
+	$(RUN) snakemake --profile workflow/profiles/slurm results/all
 
 report: all
 	$(RUN) snakemake --cores 1 --report results/report.html --quiet all

@@ -1,7 +1,7 @@
 """What does a job ask a cluster for? Memory and minutes, sized from the model that it holds; and which node is a host.
 
     Ask.of(model, attempt=1).mem_mb
-    nodes({"box": Path("config/hosts/box.yaml")})["box"].sbatch
+    nodes({"box": Path("config/hosts/box.yaml")})["box"].constraint
 
 An attempt asks for that many times as much, for a job that ran out of either. Memory is the model's weights in the
 dtype it runs in, and the program's. Minutes are round numbers of ours, not a forecast: too few kill a job, too many
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import math
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +25,7 @@ from engine.model_sheet import Model, find_config
 from engine.plan_memory import PROGRAM_BYTES
 
 MINUTES, MINUTES_A_GB = 60, 20
+SMALL_MB, SMALL_MINUTES = 4000, 60  # of a job that holds no model, as the profile says
 UNKNOWN_BYTES = 64_000_000_000  # of a model of which nothing lies here yet
 
 
@@ -58,17 +58,11 @@ def weight_bytes(model: Model) -> int:
 
 @dataclass(frozen=True)
 class Node:
-    """The node that is a host. threads: that its profile was probed with."""
+    """The node that is a host: features and devices as sbatch takes them, threads that its profile was probed with."""
 
-    constraint: str
-    gres: str
-    threads: int
-
-    @property
-    def sbatch(self) -> str:
-        """Words for sbatch: this node, and nothing else on it, for what runs beside a measurement disturbs it."""
-        words = ["--exclusive", f"--constraint={self.constraint}", *([f"--gres={self.gres}"] if self.gres else [])]
-        return shlex.join(words)
+    constraint: str = ""
+    gres: str = ""
+    threads: int = 0
 
 
 def nodes(profiles: Mapping[str, Path]) -> dict[str, Node]:

@@ -1,6 +1,7 @@
 """What would this model take here, before anything is fetched? Disk, RAM, fast memory, slots, and seconds a token.
 
     python -m engine.plan --config config/paper.yaml [--model ID] [--host ID] [--slots 25%] [--json]
+    python -m engine.plan --growth --config config/paper.yaml
     python -m engine.plan --check results/measured/epyc_2core_vm
 
 It reads a model's config.json alone: of its folder, of the hub's cache, or the committed one of config/architectures.
@@ -21,8 +22,11 @@ from engine.model_sheet import load_models
 from engine.plan_build import BASE, Plan, plans, read_setting, read_yaml
 from engine.plan_check import compare, page
 from engine.plan_counts import REHEARSAL, TABLES, Published
+from engine.plan_growth import Growth
 from engine.plan_page import page_of
 from engine.policies import BASELINE, load_policies
+
+FIGURES = Path(__file__).parent.parent / "workflow" / "scripts"
 
 
 def as_json(plan: Plan) -> dict:
@@ -67,6 +71,7 @@ def main() -> None:
     parser.add_argument("--counts", default=REHEARSAL, help="the rehearsal model whose misses are taken")
     parser.add_argument("--tables", default=TABLES, help="tables of a run, with its counts")
     parser.add_argument("--check", type=Path, metavar="FOLDER", help="of results/measured: predicted over measured")
+    parser.add_argument("--growth", action="store_true", help="jobs, node hours, bytes and longest chain of a run")
     parser.add_argument("--json", action="store_true", help="one object a model, a line each")
     a = parser.parse_args()
     for name, value in (("--context", a.context), ("--fast-memory", a.fast_memory)):
@@ -74,6 +79,9 @@ def main() -> None:
             raise error(f"{name} {value:g}", "a number above 0", "choose another")
     if a.check:
         print(page(compare(a.check, a.tables, load_policies(read_yaml(BASE)["policies_sheet"]))))
+        return
+    if a.growth:
+        print(Growth.of(a.config, len(list(FIGURES.glob("plot_*.py"))), a.tables).page)
         return
     setting = read_setting(a.config)
     if a.model and a.model not in setting.models:

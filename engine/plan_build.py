@@ -70,10 +70,7 @@ class Plan:
 
 def read_setting(path: str | Path, base: str | Path = BASE) -> Setting:
     """The configuration laid over the default one, as the pipeline does it. UserError names file and key."""
-    config, own = read_yaml(base), read_yaml(path)
-    nested = {key: config[key] | value for key, value in own.items() if _both(config.get(key), value)}
-    config = config | own | {key: value for key, value in nested.items() if key != "slots"}
-    check_schema(config, str(path), SCHEMA, "config/README.md")
+    config = read_config(path, base)
     sheet, policies = load_models(config["models_sheet"]), load_policies(config["policies_sheet"])
     for name in config["models"]:
         if name not in sheet:
@@ -93,6 +90,15 @@ def read_setting(path: str | Path, base: str | Path = BASE) -> Setting:
         percent=float(config["slots"][budget]),
         context_tokens=int(config["context_tokens"]),
     )
+
+
+def read_config(path: str | Path, base: str | Path = BASE) -> dict:
+    """Checked against the schema alone."""
+    config, own = read_yaml(base), read_yaml(path)
+    nested = {key: config[key] | value for key, value in own.items() if _both(config.get(key), value)}
+    config = config | own | {key: value for key, value in nested.items() if key != "slots"}
+    check_schema(config, str(path), SCHEMA, "config/README.md")
+    return config
 
 
 def plans(

@@ -17,13 +17,14 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
 LOCK = (ROOT / "requirements.lock").read_text(encoding="utf-8")
+SLURM = (ROOT / "requirements-slurm.lock").read_text(encoding="utf-8")
 PIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*==[0-9][A-Za-z0-9.!]*")  # no extras, hashes, markers, addresses, +cpu
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 CONDA = yaml.safe_load((ROOT / "environment.yml").read_text(encoding="utf-8"))
 
 
-def pin_lines() -> list[str]:
-    return [line for line in LOCK.splitlines() if line and not line.startswith("#")]
+def pin_lines(lock: str = LOCK) -> list[str]:
+    return [line for line in lock.splitlines() if line and not line.startswith("#")]
 
 
 def pins() -> dict[str, str]:
@@ -37,8 +38,23 @@ def test_every_line_of_the_lock_is_one_exact_pin():
     assert len(pins()) == len(lines), "a package twice"
 
 
+def test_the_extra_of_a_cluster_adds_exact_pins_to_the_lock():
+    lines = pin_lines(SLURM)
+    assert [line for line in lines if not PIN.fullmatch(line)] == []
+    extra = {canonicalize_name(line.split("==")[0]) for line in lines}
+    assert not extra & pins().keys()
+    assert {canonicalize_name(name) for name in PROJECT["optional-dependencies"]["slurm"]} <= extra
+
+
 def test_the_lock_and_the_environment_name_no_registry_and_no_path():
-    for name in ("requirements.lock", "environment.yml", "pyproject.toml", "Makefile", ".ci/run"):
+    for name in (
+        "requirements.lock",
+        "requirements-slurm.lock",
+        "environment.yml",
+        "pyproject.toml",
+        "Makefile",
+        ".ci/run",
+    ):
         text = (ROOT / name).read_text(encoding="utf-8")
         assert not re.search(r"--(extra-)?index-url|--find-links|--trusted-host|file://|/(home|work|tmp)/", text), name
         assert not re.search(r"https?://", text), name

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from engine.cluster import UNKNOWN_BYTES, Ask, nodes, weight_bytes
+from engine.cluster import UNKNOWN_BYTES, Ask, Node, nodes, weight_bytes
 from engine.errors import UserError
 from engine.host import load_hosts
 from engine.model_sheet import Model
@@ -57,12 +57,11 @@ def profile(tmp_path, slurm: dict, source: str = "results/measured/epyc_2core_vm
     return path
 
 
-def test_a_profile_names_its_node_alone_on_it_with_the_threads_it_was_probed_with(tmp_path):
+def test_a_profile_names_its_node_with_the_threads_it_was_probed_with(tmp_path):
     path = profile(tmp_path, {"constraint": "gpu&fast", "gres": "gpu:1"})
     load_hosts(tmp_path)
     (node,) = nodes({path.stem: path, "local": tmp_path / "not_probed_yet.yaml"}).values()
-    assert node.sbatch == "--exclusive '--constraint=gpu&fast' --gres=gpu:1"
-    assert node.threads == 2
+    assert node == Node("gpu&fast", "gpu:1", threads=2)
 
 
 @pytest.mark.parametrize("slurm", [{}, {"constraint": "a; rm"}, {"constraint": "a", "partition": "b"}])

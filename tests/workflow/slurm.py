@@ -19,6 +19,8 @@ import subprocess
 import time
 from pathlib import Path
 
+import psutil
+
 from engine.files import write_text
 
 NODES = ("hosta", "hostb")
@@ -152,15 +154,21 @@ class Cluster:
                 os.kill(pid, number)
 
     def of_jobs(self, node: str = "") -> list[int]:
-        """Processes of the cluster's jobs, by the environment that Slurm gave them."""
+        """Processes of the cluster's jobs, by the environment that Slurm gave them, and those that started them.
+
+        A slurmstepd writes its title over its own environment.
+        """
         wanted = [f"SLURM_CONF={self.folder}/slurm.conf\0".encode(), f"SLURMD_NODENAME={node}".encode()]
-        found = []
-        for path in Path("/proc").glob("[0-9]*/environ"):
-            with contextlib.suppress(OSError):
-                told = path.read_bytes()
+        found = set()
+        for process in psutil.process_iter():
+            with contextlib.suppress(OSError, psutil.Error):
+                told = Path(f"/proc/{process.pid}/environ").read_bytes()
                 if all(words in told for words in wanted):
-                    found.append(int(path.parent.name))
-        return found
+                    above = process.parents()
+                    found |= {process.pid} | {
+                        one.pid for one in above if " ".join(one.cmdline()).startswith("slurmstepd")
+                    }
+        return sorted(found)
 
     # ---- what it says ------------------------------------------------------------------------------------------------
     def _quiet(self) -> dict:

@@ -1,7 +1,7 @@
 # What a cluster needs to know of this run (docs/cluster.md): how large its jobs are, which nodes are hosts, and which
 # jobs a killed run left behind.
 
-from engine.cluster import Ask, nodes
+from engine.cluster import Ask, Node, nodes
 from evals.cluster import cancel_orphans
 
 NODES = nodes(SETTINGS.hosts)
@@ -16,9 +16,12 @@ def held_minutes(wildcards, attempt):
     return Ask.of(SETTINGS.models[wildcards.model], attempt).runtime
 
 
-def on_its_node(wildcards):
-    node = NODES.get(wildcards.host)
-    return node.sbatch if node else "--exclusive"
+def constraint(wildcards):
+    return NODES.get(wildcards.host, Node()).constraint
+
+
+def gres(wildcards):
+    return NODES.get(wildcards.host, Node()).gres
 
 
 def timed_threads(wildcards):

@@ -116,7 +116,9 @@ rule measure_host:
         mem_mb=0,  # all of the node's
         runtime=held_minutes,
         cpus_per_task=timed_threads,
-        slurm_extra=on_its_node,
+        slurm_extra="--exclusive",  # what runs beside a measurement disturbs it
+        constraint=constraint,
+        gres=gres,
     params:
         model=model_dir,
         widths=width_flags,
