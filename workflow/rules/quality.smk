@@ -17,6 +17,7 @@ rule score_policy:
         mem_mb=held_mb,
         runtime=held_minutes,
         cpus_per_task=SETTINGS.threads,
+        attempt=lambda wildcards, attempt: attempt,
     params:
         model=model_flags,
         row=policy_row,
@@ -30,5 +31,5 @@ rule score_policy:
         "python {input.script} --model {wildcards.model} {params.model} --policy {wildcards.policy}"
         " --policies {params.policies:q} --texts {input.texts} {params.documents} --slots {params.slots}"
         " --demand {input.demand} --traces {input.traces} --context {params.context} --delay {params.delay}"
-        " --threads {params.threads} --out-losses {output.losses} --out-decisions {output.decisions}"
-        " --out {output.record} 2>&1 | tee {log}"
+        " --threads {params.threads} --attempt {resources.attempt} --out-losses {output.losses}"
+        " --out-decisions {output.decisions} --out {output.record} 2>&1 | tee {log}"

@@ -1,6 +1,8 @@
 """Score one policy by perplexity: a cell for every slot budget and text, failed cells with their reason.
 
 A policy that always fetches is replayed over the recorded traces, without the model; any other runs in the emulator.
+A job that was killed ATTEMPTS times, out of memory or of time, is tried no more: all its cells failed, with that
+reason, and the rest is drawn without them.
 """
 
 import argparse
@@ -19,6 +21,8 @@ from evals.parallel import ahead
 from evals.perplexity import context_of
 from evals.quality import cells, emulate, load_routing, open_recording, record_of, replay_cell
 
+ATTEMPTS = 3
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -35,6 +39,7 @@ def main() -> None:
     parser.add_argument("--delay", type=int, default=1, help="tokens until a background load completes")
     parser.add_argument("--context", type=int, required=True)
     parser.add_argument("--threads", type=int, required=True)
+    parser.add_argument("--attempt", type=int, default=1, help=f"of the job; after {ATTEMPTS} nothing is run")
     parser.add_argument("--out-losses", required=True)
     parser.add_argument("--out-decisions", required=True, help="folder")
     parser.add_argument("--out", required=True)
@@ -55,7 +60,10 @@ def main() -> None:
         dataclasses.replace(log, provenance=facts).save(f"{a.out_decisions}/{slots_id}/{text.id}.safetensors")
 
     Path(a.out_decisions).mkdir(parents=True, exist_ok=True)  # there even if every cell fails
-    if policy.lossless:
+    if a.attempt > ATTEMPTS:
+        score_rule, context = recorded["score_rule"], recorded["context"]
+        rows = cells(policy, texts, slot_percents, experts=demand.counts.shape[1], run=_lost, keep=keep)
+    elif policy.lossless:
         score_rule, context = recorded["score_rule"], recorded["context"]
         routings = {name: load_routing(trace) for name, trace in traces.items()}
         rows = cells(
@@ -84,6 +92,10 @@ def main() -> None:
         losses=a.out_losses,
     )
     write_json(a.out, record)
+
+
+def _lost(text, slots):
+    raise RuntimeError(f"the job ended {ATTEMPTS} times before it was done; results/logs and the cluster's say how")
 
 
 def _emulate_all(a, policy, texts, slot_percents, demand, bos, keep):
