@@ -18,10 +18,12 @@ from pathlib import Path
 
 from engine.anatomy import Anatomy
 from engine.cluster import SMALL_MB, SMALL_MINUTES, Ask, nodes
+from engine.errors import error
 from engine.host import load_hosts
 from engine.host_facts import fingerprint
 from engine.model_sheet import Model
 from engine.plan_build import BASE, config_of, read_config, read_setting
+from engine.plan_counts import FROM_EMPTY
 
 MOVE_BYTES = 24  # of one load in a decision log
 # rule: the rules it waits for, of those that are long
@@ -136,8 +138,11 @@ def _count(rule: str, model: Model, policies: int) -> int:
 
 def _tokens(tables: str, texts: list[str]) -> tuple[int, tuple[str, ...]]:
     """Of the test texts together, as a run counted them, and those that it did not."""
-    with (Path(tables) / "quality.csv").open(encoding="utf-8", newline="") as file:
-        found = {row["text"]: int(row["tokens"]) for row in csv.DictReader(file) if row["tokens"]}
+    try:
+        with (Path(tables) / "quality.csv").open(encoding="utf-8", newline="") as file:
+            found = {row["text"]: int(row["tokens"]) for row in csv.DictReader(file) if row["tokens"]}
+    except OSError as exc:
+        raise error(f"{tables}/quality.csv: {exc.strerror}", "tables of a run", FROM_EMPTY) from None
     return sum(found.get(text, 0) for text in texts), tuple(text for text in texts if text not in found)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -18,8 +19,8 @@ from pathlib import Path
 
 import pytest
 from hosts import write_profile
+from safetensors import safe_open
 from slurm import Cluster, why_not
-from test_pipeline import files
 from tiny import CALIBRATION, TEST, Ended, Scratch
 
 from engine.host_facts import fingerprint
@@ -37,8 +38,8 @@ LIMIT_S = 120.0
 
 @dataclass
 class Story:
-    local: dict[str, str] = field(default_factory=dict)  # by name the sha256 of every file
-    cluster: dict[str, str] = field(default_factory=dict)
+    local: dict[str, object] = field(default_factory=dict)  # by name what every file holds
+    cluster: dict[str, object] = field(default_factory=dict)
     left_behind: list[str] = field(default_factory=list)  # ids of jobs that the killed run left running
     after_them: dict[str, str] = field(default_factory=dict)  # jobs that run in the next call, and where
     lost: str = ""  # the node
@@ -68,8 +69,20 @@ def scratch_at(folder: Path) -> Scratch:
     return scratch
 
 
-def same_files(scratch: Scratch) -> dict[str, str]:
-    return {name: digest for name, digest in files(scratch.path("results")).items() if name.split("/")[0] in SAME}
+def contents(scratch: Scratch) -> dict[str, object]:
+    """What every file of SAME holds, but for the seconds it took and the order of a header's keys."""
+    found: dict[str, object] = {}
+    for path in sorted(path for name in SAME for path in scratch.path(f"results/{name}").rglob("*.*")):
+        name = path.relative_to(scratch.path("results")).as_posix()
+        if path.suffix == ".json":
+            found[name] = re.sub(r'"wall_s": [0-9.e-]+', "", path.read_text(encoding="utf-8"))
+        elif path.suffix == ".safetensors":
+            with safe_open(path, "numpy") as file:
+                names = sorted(file.keys())
+                found[name] = (file.metadata(), {key: file.get_tensor(key).tobytes() for key in names})
+        elif path.suffix in (".csv", ".md"):
+            found[name] = path.read_bytes()
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +92,7 @@ def story(tmp_path_factory) -> Story:
     base, told = tmp_path_factory.mktemp("slurm"), Story()
     local = scratch_at(base / "local")
     local.made(TARGET)
-    told.local = same_files(local)
+    told.local = contents(local)
     shutil.rmtree(local.folder)
     scratch = scratch_at(base / "scratch")
     paused = scratch.path("paused")
@@ -103,7 +116,7 @@ def story(tmp_path_factory) -> Story:
             out, err = run.communicate(timeout=2 * LIMIT_S)
             told.ended = Ended(run.returncode, out, err)
         told.scores += [line for line in scratch.started() if set(VICTIM) <= set(line.split())]
-        told.cluster = same_files(scratch)
+        told.cluster = contents(scratch)
         told.again = scratch.run(*SNAKEMAKE, *IMPATIENT, TARGET)
     told.record = json.loads(scratch.path("results/measured/true_host/tiny/own.json").read_text(encoding="utf-8"))
     told.refusal = scratch.path("results/logs/measure_host/other_host/tiny/own.log").read_text(encoding="utf-8")
@@ -130,8 +143,8 @@ def submitted(scratch: Scratch, *targets: str, pause: Path):
 
 
 def test_the_cluster_makes_the_same_files_as_one_machine(story):
-    assert any(name.startswith("tables/") for name in story.local) and len(story.local) > 10
-    assert story.cluster.items() >= story.local.items()
+    assert {name.split("/")[0] for name in story.local} == set(SAME)
+    assert {name: story.cluster.get(name) for name in story.local} == story.local
 
 
 def test_a_killed_run_leaves_jobs_which_the_next_one_cancels(story):
