@@ -4,6 +4,7 @@
 #   snakemake --cores 1 results/figures    figures from records, no model is run (in a fresh clone: the published ones)
 #   snakemake --cores 1 --report results/report.html    of a finished run: results, captions, provenance in one page
 #   snakemake --cores 1 results/measured/local    every policy timed on this machine, with the engine
+#   snakemake --profile workflow/profiles/slurm results/all    the same on a cluster (docs/cluster.md)
 #   snakemake --cores 1 results/peers     llama.cpp and others beside the engine on this machine, under the same memory
 #
 # What is run stands in config/config.yaml; how a miss is handled, in engine/; what is asked, in evals/.

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import time
@@ -22,6 +23,7 @@ from dataclasses import dataclass
 from engine.errors import error
 
 SUBMITTED = "EXPERTMISS_SUBMITTED"
+NAME = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")  # of Snakemake's jobs: the run's id
 LIMIT_S = 120.0
 
 
@@ -44,7 +46,7 @@ def submitted() -> Submitted | None:
 
 
 def cancel_orphans(folder: str) -> list[str]:
-    """The ids of this user's jobs that work in the folder, cancelled and gone. Without Slurm there are none.
+    """The ids of Snakemake's jobs that work in the folder, cancelled and gone. Without Slurm there are none.
 
     Call it where no other run is alive in the folder. UserError where they do not end.
     """
@@ -64,12 +66,15 @@ def cancel_orphans(folder: str) -> list[str]:
 
 
 def jobs_in(folder: str) -> list[str]:
-    """Ids of this user's jobs that wait, run or end in a working folder. None where no controller answers."""
+    """Ids of Snakemake's jobs that wait, run or end in a working folder. None where no controller answers.
+
+    A shell that this user has on a node, or Snakemake itself in a job of its own, is no such job.
+    """
     told = subprocess.run(
-        ["squeue", "--me", "--noheader", "--array-unique", "--format=%i %Z"],
+        ["squeue", "--me", "--noheader", "--array-unique", "--format=%i %j %Z"],
         capture_output=True,
         text=True,
         timeout=LIMIT_S,
     )
-    rows = [line.split(maxsplit=1) for line in told.stdout.splitlines()]
-    return [job for job, place in rows if place == folder]
+    rows = [line.split(maxsplit=2) for line in told.stdout.splitlines()]
+    return [job for job, name, place in rows if place == folder and NAME.search(name)]

@@ -11,6 +11,8 @@ from evals.cluster import SUBMITTED, Submitted, cancel_orphans, submitted, tell_
 from evals.settings import check
 
 ROOT = Path(__file__).parents[2]
+RUN = "5f92864d-d8db-4448-9997-942c6fc4f5af"
+QUEUE = f"1 {RUN} /a b\n2 {RUN} /a\n3 {RUN} /a b/c\n4_2 prefix_{RUN} /a b\n5 interactive /a b\n"
 
 
 @pytest.fixture
@@ -40,7 +42,7 @@ def test_threads_that_the_configuration_states_are_not_overruled(configuration):
 
 @pytest.fixture
 def queue(tmp_path, monkeypatch):
-    """A queue of three jobs, of which scancel ends those it is given: two programs of a made-up Slurm."""
+    """A queue, of which scancel ends those it is given: two programs of a made-up Slurm."""
     for name, body in (
         ("squeue", 'while read -r job; do echo "$job"; done < "$QUEUE"'),
         ("scancel", 'for id in "$@"; do grep -v "^$id " "$QUEUE" > "$QUEUE.left"; mv "$QUEUE.left" "$QUEUE"; done'),
@@ -48,7 +50,7 @@ def queue(tmp_path, monkeypatch):
         (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n", encoding="utf-8")
         (tmp_path / name).chmod(0o755)
     path = tmp_path / "queue"
-    path.write_text("1 /a b\n2 /a\n3 /a b/c\n4_2 /a b\n", encoding="utf-8")
+    path.write_text(QUEUE, encoding="utf-8")
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.setenv("QUEUE", str(path))
     return path
@@ -56,7 +58,7 @@ def queue(tmp_path, monkeypatch):
 
 def test_jobs_of_the_folder_are_cancelled_and_others_left(queue, capsys):
     assert cancel_orphans("/a b") == ["1", "4_2"]
-    assert queue.read_text(encoding="utf-8") == "2 /a\n3 /a b/c\n"
+    assert [line[0] for line in queue.read_text(encoding="utf-8").splitlines()] == ["2", "3", "5"]
     assert "1, 4_2" in capsys.readouterr().out
     assert cancel_orphans("/a b") == []
 
