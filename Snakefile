@@ -39,8 +39,12 @@ include: "workflow/rules/ledger.smk"  #           claims and their verdicts, and
 include: "workflow/rules/figures.smk"  #          one script a figure, and the two indexes
 
 
+# what asks a network runs where the run was started: a cluster's nodes often have none
 localrules:
     all,
+    fetch_model,
+    resolve_task,
+    resolve_text,
 
 
 rule all:

@@ -45,7 +45,7 @@ class Ask:
 def weight_bytes(model: Model) -> int:
     """Every weight in the dtype it runs in: from the sizes of files, else of config.json; UNKNOWN_BYTES without one."""
     found = find_config(model)
-    stored = sum(path.stat().st_size for path in Path(model.source).glob("*.safetensors"))
+    stored = _safetensors_bytes(model.source) or (0 if model.packed else _safetensors_bytes(model.folder))
     stored = stored or (found.checkpoint_bytes if found else None)
     if stored:
         published = found.config.get("dtype") or found.config.get("torch_dtype") if found else None
@@ -54,6 +54,10 @@ def weight_bytes(model: Model) -> int:
     if found:
         return Anatomy.of_config(found.config, model.dtype).parameters * DTYPE_BYTES[model.dtype]
     return UNKNOWN_BYTES
+
+
+def _safetensors_bytes(folder: str) -> int:
+    return sum(path.stat().st_size for path in Path(folder).glob("*.safetensors"))
 
 
 @dataclass(frozen=True)

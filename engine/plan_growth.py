@@ -29,7 +29,8 @@ MOVE_BYTES = 24  # of one load in a decision log
 # rule: the rules it waits for, of those that are long
 HELD = {  # a job a model, which holds it
     "unpack_model": (),
-    "pack_store": ("unpack_model",),
+    "fetch_model": (),
+    "pack_store": ("unpack_model", "fetch_model"),
     "calibrate_model": ("pack_store",),
     "record_routing": ("pack_store",),
     "train_predictors": ("pack_store",),
@@ -132,7 +133,12 @@ def _node(model: Model) -> str:
 
 
 def _count(rule: str, model: Model, policies: int) -> int:
-    special = {"unpack_model": int(model.packed), "pack_store": int(bool(model.bits)), "score_policy": policies}
+    special = {
+        "fetch_model": int(bool(model.revision)),
+        "pack_store": int(bool(model.bits)),
+        "score_policy": policies,
+        "unpack_model": int(model.packed),
+    }
     return special.get(rule, 1)
 
 

@@ -86,7 +86,9 @@ def test_bytes_of_one_text_worked_out_by_hand(tmp_path):
 
 def test_the_longest_chain_is_that_of_its_jobs():
     jobs = dict.fromkeys(["calibrate_model", "score_policy", "tabulate", "score_delayed", *SMALL], 1)
-    jobs |= dict.fromkeys(["unpack_model", "pack_store", "record_routing", "train_predictors", "predict_experts"], 0)
+    jobs |= dict.fromkeys(
+        ["unpack_model", "fetch_model", "pack_store", "record_routing", "train_predictors", "predict_experts"], 0
+    )
     names, minutes = longest(100, jobs)
     assert names[:3] == ("calibrate_model", "score_policy", "simulate_host")
     assert minutes == 3 * 100 + 5 * 60, "calibrate, score, score delayed; simulate, tables, claims, figures, index"
