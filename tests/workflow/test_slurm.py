@@ -110,9 +110,9 @@ def story(tmp_path_factory) -> Story:
             told.after_them = cluster.running()
             told.lost = told.after_them[cluster.job_of(*VICTIM)]
             cluster.lose_node(told.lost)
-            cluster.stop("slurmctld", signal.SIGKILL)
-            cluster.start_controller()
             cluster.start_node(told.lost)
+            cluster.stop("slurmctld")
+            cluster.start_controller()
             out, err = run.communicate(timeout=2 * LIMIT_S)
             told.ended = Ended(run.returncode, out, err)
         told.scores += [line for line in scratch.started() if set(VICTIM) <= set(line.split())]
