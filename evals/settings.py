@@ -249,9 +249,6 @@ def _peers(config: dict, sheet: Mapping[str, Model], where: str) -> Peers:
         if name not in sheet:
             found = f"{where}: peers.models names '{name}'"
             raise error(found, f"ids of {config['models_sheet']}", nearest(name, sheet))
-        if sheet[name].bits or not Path(sheet[name].source).is_dir():
-            found = f"{where}: peers.models names '{name}', of {sheet[name].source}"
-            raise error(found, "a folder whose experts are not in few bits", "other programs need a plain checkpoint")
     policies = load_policies(config["policies_sheet"]) | load_policies(config["prefetch"]["sheet"])
     for peer in load_sheet(wanted["sheet"]).values():
         if peer.policy and (peer.policy not in policies or policies[peer.policy].clairvoyant):

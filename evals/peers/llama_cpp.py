@@ -87,26 +87,29 @@ def _unpack(archive: Path, folder: Path) -> Path:
 
 
 def convert(source: str | Path, model: str | Path, folder: str | Path) -> None:
-    """Write `folder`/model.gguf: a checkpoint in bfloat16 as llama.cpp's own converter makes it, in bfloat16.
+    """Write `folder`: model.gguf, a checkpoint in bfloat16 as llama.cpp's own converter makes it, in bfloat16.
 
     It knows a tokenizer by what it makes of one text, and ours is not among those that it knows: it is told the name.
-    Where `source` says that there is no llama.cpp, the folder is empty.
+    Where there is no llama.cpp, or it would compute another model, status.json says so and there is no file.
     """
+    reason = failure(source) or _another_model(Path(model))
     needed = sum(path.stat().st_size for path in Path(model).glob("*.safetensors"))
     with atomic_folder(folder, needed) as building:
-        if not failure(source):
-            command = [
-                sys.executable,
-                "-c",
-                _CONVERT,
-                source,
-                model,
-                "--outfile",
-                building / MODEL,
-                "--outtype",
-                "bf16",
-            ]
-            _run(command, f"llama.cpp's converter refuses {model}")
+        if not reason:
+            options = ["--outfile", building / MODEL, "--outtype", "bf16"]
+            try:
+                _run([sys.executable, "-c", _CONVERT, source, model, *options], f"its converter refuses {model}")
+            except UserError as exc:
+                reason = str(exc)
+        write_json(building / STATUS, {"failed": reason})
+
+
+def _another_model(folder: Path) -> str | None:
+    """Why llama.cpp's graph of a family would not compute this model, where the converter would not say so."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    if config["model_type"] == "qwen3_moe" and not config.get("norm_topk_prob"):
+        return "llama.cpp's qwen3moe renormalises the gate weights, this model does not (norm_topk_prob)"
+    return None
 
 
 # in a process of its own: what is downloaded is not imported into ours

@@ -1,7 +1,7 @@
 """A limit on the memory of one program and its page cache: a control group of Linux, of either version.
 
 What a program reads through the page cache is charged to it, unless it was in the cache already: `evict` takes the
-files out first, and says where that failed. Without a limit, `fill` brings them in.
+files out first, and says where that failed.
 
     with MemoryGroup(limit_bytes=2_600_000_000) as group:
         subprocess.run(command, preexec_fn=group.enter)
@@ -23,7 +23,6 @@ from engine.errors import UserError, error
 
 _ROOT = Path("/sys/fs/cgroup")
 _CACHED_SHARE = 0.02
-_CHUNK_BYTES = 8 << 20
 
 
 class MemoryGroup:
@@ -109,14 +108,6 @@ def evict(paths: Iterable[str | Path]) -> None:
             raise error(
                 f"{path}: {share:.0%} stay in the page cache", "a file that nobody has open", "end what reads it"
             )
-
-
-def fill(paths: Iterable[str | Path]) -> None:
-    """Bring files into the page cache, so that a program that maps them finds all of it there."""
-    for path in paths:
-        with open(path, "rb", buffering=0) as handle:
-            while handle.read(_CHUNK_BYTES):
-                continue
 
 
 def cached_share(handle: int) -> float:

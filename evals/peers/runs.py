@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from evals.peers.memory import MemoryGroup, evict, evict_libraries, fill
+from evals.peers.memory import MemoryGroup, evict, evict_libraries
 
 LIBRARIES = (
     "torch",
@@ -42,14 +42,16 @@ class Outcome:
 def run(
     command: list[str], files: Iterable[str | Path], *, limit_bytes: int | None, documents: int, timeout_s: float
 ) -> Outcome:
-    """files: of the model, taken out of the page cache first, or, without a limit, brought into it.
+    """files: of the model, taken out of the page cache first, and, without a limit, brought into it by the same group.
 
     UserError where no memory group can be made.
     """
-    (evict if limit_bytes else fill)(files)
+    evict(files)
     evict_libraries(LIBRARIES)
     outcome = Outcome()
     with MemoryGroup(limit_bytes) as group:
+        if not limit_bytes:
+            subprocess.run(["cat", *files], stdout=subprocess.DEVNULL, preexec_fn=group.enter, check=True)
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=group.enter
         )

@@ -260,14 +260,17 @@ def test_what_a_user_gets_wrong_is_one_line(monkeypatch, words, match):
     assert "\n" not in str(caught.value)
 
 
+COMMIT = "0123456789" * 4
+
+
 def test_without_a_config_it_says_how_to_fetch_that_alone(monkeypatch, tmp_path):
     sheet = tmp_path / "models.tsv"
     header = Path("config/models.tsv").read_text().splitlines()[0]
-    sheet.write_text(f"{header}\nunknown\tsome/model\tabc\tbfloat16\t-\t-\t4\t64\n")
+    sheet.write_text(f"{header}\nunknown\tsome/model\t{COMMIT}\tbfloat16\t-\t-\t4\t64\n")
     own = tmp_path / "own.yaml"
     own.write_text(f"models: [unknown]\nmodels_sheet: {sheet}\n")
     with pytest.raises(
-        UserError, match=r"no config.json.*fetch it alone: .*'some/model', 'config.json', revision='abc'"
+        UserError, match=r"no config.json.*fetch it alone: .*'some/model', 'config.json', revision='" + COMMIT + "'"
     ):
         run(monkeypatch, "--config", str(own))
 

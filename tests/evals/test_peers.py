@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 
 from engine.errors import UserError
+from engine.files import write_json
 from engine.measured_run import read_peers
-from evals.peers.memory import MemoryGroup, cached_share, evict, fill
+from evals.peers import llama_cpp
+from evals.peers.memory import MemoryGroup, cached_share, evict
 from evals.peers.runs import Outcome, read_lines, run
 from evals.peers.sheet import COLUMNS, load_sheet
 from evals.peers.tables import AGAINST, EXACT, documents, rows
@@ -89,7 +91,7 @@ def test_a_file_is_brought_into_the_page_cache_and_taken_out(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(os.urandom(8 * MEGABYTE))
     with open(path, "rb") as handle:
-        fill([path])
+        handle.read()
         if not cached_share(handle.fileno()):
             pytest.skip("this file system does not say what is cached")
         assert cached_share(handle.fileno()) == 1
@@ -149,6 +151,16 @@ def test_bytes_are_those_of_the_documents_that_count():
     read_lines('0 0.5 1\n0 0.25 2\nbytes 100\n1 0.5 3\nbytes 350\ncounts {"hits": 3}\n', outcome)
     assert outcome.seconds == [[0.5, 0.25], [0.5]] and outcome.losses == [[1, 2], [3]]
     assert outcome.read_bytes == 250 and outcome.counts == {"hits": 3}
+
+
+@pytest.mark.parametrize("normalised", [True, False])
+def test_llama_cpp_is_not_given_a_model_that_it_would_compute_as_another(normalised, tmp_path):
+    """The converter itself, which this source does not have, is the next reason."""
+    write_json(tmp_path / "model" / "config.json", {"model_type": "qwen3_moe", "norm_topk_prob": normalised})
+    write_json(tmp_path / "source" / llama_cpp.STATUS, {})
+    llama_cpp.convert(tmp_path / "source", tmp_path / "model", tmp_path / "gguf")
+    assert ("norm_topk_prob" in llama_cpp.failure(tmp_path / "gguf")) == (not normalised)
+    assert not (tmp_path / "gguf" / llama_cpp.MODEL).exists()
 
 
 # ---- the record and its table ----------------------------------------------------------------------------------------

@@ -131,14 +131,14 @@ def test_a_path_with_a_space_or_a_quote_is_quoted(scratch):
 
 def test_a_model_in_fewer_bits_is_packed_first_and_that_is_what_is_scored(scratch):
     header = (ROOT / "config" / "models.tsv").read_text(encoding="utf-8").splitlines()[0]
-    row = "tiny\tsome/model\tabc\tbfloat16\t-\t-\t4\t64"
+    commit = "0123456789" * 4
+    row = f"tiny\tsome/model\t{commit}\tbfloat16\t-\t-\t4\t64"
     scratch.path("config/bits.tsv").write_text(f"{header}\n{row}\n", encoding="utf-8")
     ended = scratch.made("results/all", "--config", "models_sheet=config/bits.tsv", "-n", "-p")
     said = " ".join((ended.out + ended.err).split())
-    packing = (
-        "pack --model some/model --dtype bfloat16 --revision abc --bits 4 --group 64 --out results/packed/tiny/own"
-    )
-    assert packing in said and said.count("--revision") == 1  # a store has no revision of its own
+    fetched = f"engine.hub --model some/model --revision {commit} --out results/models/tiny"
+    packed = "pack --model results/models/tiny --dtype bfloat16 --bits 4 --group 64 --out results/packed/tiny/own"
+    assert fetched in said and packed in said and said.count("--revision") == 1
     assert "--model-dir results/packed/tiny/own --bits 4 --group 64" in said  # what is simulated
     assert "--model-dir some/model" not in said
 

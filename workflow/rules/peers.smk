@@ -160,10 +160,22 @@ rule tabulate_peers:
         " --out {output.table} --out-documents {output.documents} 2>&1 | tee {log}"
 
 
+def of_this_machine_s_peers(wildcards):
+    few = [model for model in PEERS.models if SETTINGS.models[model].bits]
+    if few or not PEERS.models:
+        found = (
+            f"{few[0]} is in few bits" if few else "none is part of this configuration"
+        )
+        raise WorkflowError(
+            f"peers.models: {found}; other programs need a model in its dtype"
+        )
+    return expand(PEERS_STAMP, host=SETTINGS.this_host, model=PEERS.models)
+
+
 # of this machine's programs alone, whatever else there is: the table and the picture of a target that stands by itself
 rule index_peers:
     input:
-        expand(PEERS_STAMP, host=SETTINGS.this_host, model=PEERS.models),
+        of_this_machine_s_peers,
         tabulate="workflow/scripts/tabulate_peers.py",
         plot="workflow/scripts/plot_peers.py",
         script="workflow/scripts/write_peers.py",

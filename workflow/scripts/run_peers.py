@@ -108,7 +108,8 @@ def said(row: dict) -> str:
 # ---- one program -----------------------------------------------------------------------------------------------------
 def take(a: argparse.Namespace, peer: Peer, documents: list[Document], threads: int) -> dict:
     row = {"id": peer.id, "settings": settings(peer)}
-    failure = llama_cpp.failure(a.llama) if peer.program.startswith("llama") else None
+    needed = (a.llama, a.gguf) if peer.program.startswith("llama") else ()
+    failure = next(filter(None, map(llama_cpp.failure, needed)), None)
     if failure:
         return row | {"status": "not run", "reason": failure}
     with tempfile.TemporaryDirectory(dir=Path(a.out).parent) as folder:  # on the disk that experts are read from
