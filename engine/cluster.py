@@ -20,10 +20,12 @@ import yaml
 
 from engine.anatomy import Anatomy
 from engine.errors import error
-from engine.geometry import DTYPE_BYTES
+from engine.geometry import DTYPE_BYTES, Geometry
+from engine.measured_run import OWN
 from engine.model_sheet import Model, find_config
 from engine.plan_memory import PROGRAM_BYTES
 
+ATTEMPTS = 3  # of a job that holds a model; one more of a policy records that it was lost
 MINUTES, MINUTES_A_GB = 60, 20
 SMALL_MB, SMALL_MINUTES = 4000, 60  # of a job that holds no model, as the profile says
 UNKNOWN_BYTES = 64_000_000_000  # of a model of which nothing lies here yet
@@ -35,8 +37,9 @@ class Ask:
     runtime: int  # minutes
 
     @classmethod
-    def of(cls, model: Model, attempt: int = 1) -> Ask:
-        weights = weight_bytes(model)
+    def of(cls, model: Model, attempt: int = 1, size: str = OWN) -> Ask:
+        """size: as files name it, of an inflated model its widths, in bfloat16."""
+        weights = weight_bytes(model) if size == OWN else inflated_bytes(model, size)
         minutes = MINUTES + MINUTES_A_GB * weights / 1e9
         return cls(attempt * math.ceil((PROGRAM_BYTES + weights) / 1e6), attempt * math.ceil(minutes))
 
@@ -54,6 +57,21 @@ def weight_bytes(model: Model) -> int:
     if found:
         return Anatomy.of_config(found.config, model.dtype).parameters * DTYPE_BYTES[model.dtype]
     return UNKNOWN_BYTES
+
+
+def of_policy(model: Model, attempt: int) -> Ask:
+    """Of a job that scores a policy, or, after ATTEMPTS, only says that it could not be scored."""
+    return Ask.of(model, attempt) if attempt <= ATTEMPTS else Ask(SMALL_MB, SMALL_MINUTES)
+
+
+def inflated_bytes(model: Model, size: str) -> int:
+    """Every weight of a model at widths such as 1024x4096, or 1024xown; its own where nothing is known of it."""
+    found = find_config(model)
+    if found is None:
+        return weight_bytes(model)
+    width, expert_width = (None if word.startswith(OWN) else int(word) for word in size.split("x"))
+    wide = Geometry.of_config(found.config, width=width, expert_width=expert_width)
+    return wide.layers * (wide.experts * wide.expert_bytes + wide.dense_bytes) + 2 * wide.head_bytes
 
 
 def _safetensors_bytes(folder: str) -> int:

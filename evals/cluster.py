@@ -48,14 +48,14 @@ def submitted() -> Submitted | None:
 def cancel_orphans(folder: str) -> list[str]:
     """The ids of Snakemake's jobs that work in the folder, cancelled and gone. Without Slurm there are none.
 
-    Call it where no other run is alive in the folder. UserError where they do not end.
+    Call it where no other run is alive in the folder. UserError where they do not end, or Slurm does not answer.
     """
     if not shutil.which("squeue"):
         return []
     found = left = jobs_in(folder)
     if found:
         print(f"a killed run left jobs {', '.join(found)} behind; they are cancelled", flush=True)
-        subprocess.run(["scancel", *found], check=True, timeout=LIMIT_S)
+        _slurm("scancel", *found)
     end = time.monotonic() + LIMIT_S
     while left:
         if time.monotonic() > end:
@@ -66,15 +66,23 @@ def cancel_orphans(folder: str) -> list[str]:
 
 
 def jobs_in(folder: str) -> list[str]:
-    """Ids of Snakemake's jobs that wait, run or end in a working folder. None where no controller answers.
+    """Ids of Snakemake's jobs that wait, run or end in a working folder.
 
     A shell that this user has on a node, or Snakemake itself in a job of its own, is no such job.
     """
-    told = subprocess.run(
-        ["squeue", "--me", "--noheader", "--array-unique", "--format=%i %j %Z"],
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-    )
-    rows = [line.split(maxsplit=2) for line in told.stdout.splitlines()]
+    told = _slurm("squeue", "--me", "--noheader", "--array-unique", "--format=%i %j %Z")
+    rows = [line.split(maxsplit=2) for line in told.splitlines()]
     return [job for job, name, place in rows if place == folder and NAME.search(name)]
+
+
+def _slurm(*command: str) -> str:
+    """What a command of Slurm prints. UserError where it fails or does not end."""
+    try:
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
+        said = " ".join(ended.stderr.split())[:200] if ended.returncode else None
+    except (OSError, subprocess.TimeoutExpired) as exc:
+        said = str(exc)
+    if said is not None:
+        todo = "jobs of a killed run may be left: start it, or, where none are, remove .snakemake/slurm_logs"
+        raise error(f"{command[0]}: {said or 'failed'}", "a Slurm controller that answers", todo)
+    return ended.stdout

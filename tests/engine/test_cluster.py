@@ -8,7 +8,17 @@ from pathlib import Path
 import pytest
 import yaml
 
-from engine.cluster import UNKNOWN_BYTES, Ask, Node, nodes, weight_bytes
+from engine.cluster import (
+    ATTEMPTS,
+    SMALL_MB,
+    SMALL_MINUTES,
+    UNKNOWN_BYTES,
+    Ask,
+    Node,
+    nodes,
+    of_policy,
+    weight_bytes,
+)
 from engine.errors import UserError
 from engine.host import load_hosts
 from engine.model_sheet import Model
@@ -48,6 +58,19 @@ def test_a_hub_model_is_sized_from_its_config_and_an_unknown_one_guessed():
     olmoe = Model("olmoe_1b_7b", "nobody/olmoe", None, "bfloat16")  # config/architectures has its config
     assert 13e9 < weight_bytes(olmoe) < 15e9  # 6.9 billion parameters
     assert weight_bytes(Model("m", "nobody/m", None, "float32")) == UNKNOWN_BYTES
+
+
+def test_an_inflated_size_asks_for_what_its_files_weigh():
+    """6.29 MB an expert, 1,024 of them."""
+    reference = Model("reference", str(ROOT / "models" / "reference"), None, "float32")
+    own, wide = Ask.of(reference), Ask.of(reference, 1, "1024x1024")
+    assert 6_300 < wide.mem_mb - own.mem_mb < 6_600 and wide.runtime > own.runtime
+
+
+def test_after_the_last_attempt_a_policy_asks_for_no_model(tmp_path):
+    large = model(tmp_path, size=100_000_000)
+    assert of_policy(large, ATTEMPTS) == Ask.of(large, ATTEMPTS)
+    assert of_policy(large, ATTEMPTS + 1) == Ask(SMALL_MB, SMALL_MINUTES)
 
 
 def profile(tmp_path, slurm: dict, source: str = "results/measured/epyc_2core_vm/host.yaml"):

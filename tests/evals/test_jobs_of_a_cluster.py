@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from engine.errors import UserError
 from evals.cluster import SUBMITTED, Submitted, cancel_orphans, submitted, tell_jobs
 from evals.settings import check
 
@@ -61,6 +62,14 @@ def test_jobs_of_the_folder_are_cancelled_and_others_left(queue, capsys):
     assert [line[0] for line in queue.read_text(encoding="utf-8").splitlines()] == ["2", "3", "5"]
     assert "1, 4_2" in capsys.readouterr().out
     assert cancel_orphans("/a b") == []
+
+
+@pytest.mark.parametrize("program", ["squeue", "scancel"])
+def test_a_controller_that_does_not_answer_is_one_line_and_no_empty_queue(program, queue):
+    (queue.parent / program).write_text("#!/bin/sh\necho Unable to contact >&2\nexit 1\n", encoding="utf-8")
+    with pytest.raises(UserError, match=f"{program}: Unable to contact; expected a Slurm controller") as caught:
+        cancel_orphans("/a b")
+    assert "\n" not in str(caught.value) and queue.read_text(encoding="utf-8") == QUEUE
 
 
 def test_without_slurm_there_is_nothing_to_cancel(monkeypatch, tmp_path):

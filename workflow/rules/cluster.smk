@@ -1,19 +1,25 @@
 # What a cluster needs to know of this run (docs/cluster.md): how large its jobs are, which nodes are hosts, and which
 # jobs a killed run left behind.
 
-from engine.cluster import Ask, Node, nodes
+from engine.cluster import Ask, Node, nodes, of_policy
+from engine.measured_run import OWN
 from evals.cluster import cancel_orphans
 
 NODES = nodes(SETTINGS.hosts)
 
 
+def held(wildcards, attempt):
+    """Of a job that holds the model, at the size of its files."""
+    model = SETTINGS.models[wildcards.model]
+    return Ask.of(model, attempt, getattr(wildcards, "size", OWN))
+
+
 def held_mb(wildcards, attempt):
-    """Of a job that holds the model."""
-    return Ask.of(SETTINGS.models[wildcards.model], attempt).mem_mb
+    return held(wildcards, attempt).mem_mb
 
 
 def held_minutes(wildcards, attempt):
-    return Ask.of(SETTINGS.models[wildcards.model], attempt).runtime
+    return held(wildcards, attempt).runtime
 
 
 def constraint(wildcards):
@@ -31,4 +37,10 @@ def timed_threads(wildcards):
 
 
 onstart:
-    cancel_orphans(os.getcwd())
+    # a run that is alive has jobs here; where Slurm was never given any, it is not asked
+    if ALONE and Path(".snakemake/slurm_logs").is_dir():
+        try:
+            cancel_orphans(os.getcwd())
+        except UserError as exc:
+            print(f"error: {exc}", file=sys.stderr, flush=True)
+            os._exit(2)

@@ -21,21 +21,23 @@ def hold_alive():
     """Remove the lock of a killed run, which Snakemake leaves behind: `make` goes on without being asked to unlock.
 
     Every run shares a lock that the system gives back when its process dies. Who can have it alone is the only one
-    alive. Returns the open file: it is held to the end of the process.
+    alive. Returns the open file, which is held to the end of the process, and whether no other run is alive.
     """
     os.makedirs(".snakemake", exist_ok=True)
     alive = open(".snakemake/expertmiss.alive", "w")
+    alone = False
     # refused: another run is alive, or the file system has no such locks
     with contextlib.suppress(OSError):
         fcntl.flock(alive, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        alone = True
         shutil.rmtree(".snakemake/locks", ignore_errors=True)
     with contextlib.suppress(OSError):
         fcntl.flock(alive, fcntl.LOCK_SH)
-    return alive
+    return alive, alone
 
 
 # a job that a cluster runs for it reads this too: the lock is then another's
-ALIVE = hold_alive() if workflow.is_main_process else None
+ALIVE, ALONE = hold_alive() if workflow.is_main_process else (None, False)
 
 # Snakemake merges a second configuration into the first; slot budgets and the links that are measured it must replace,
 # or none could be left out

@@ -51,6 +51,14 @@ def stamps_of(host, wildcards):
     ]
 
 
+def stamps_of_nodes(wildcards):
+    if not NODES:
+        raise WorkflowError(
+            "results/measured/cluster: no profile in config/hosts names its node; expected `slurm:` in one at least"
+        )
+    return [stamp for host in NODES for stamp in stamps_of(host, wildcards)]
+
+
 wildcard_constraints:
     size=r"own|\d+x\d+|own\d*x\d+|\d+xown",
 
@@ -179,9 +187,7 @@ rule:
     name:
         "results/measured/cluster"
     input:
-        lambda wildcards: [
-            stamp for host in NODES for stamp in stamps_of(host, wildcards)
-        ],
+        stamps_of_nodes,
 
 
 # ---- every host that was measured, here or elsewhere, committed or copied ---------------------------------------------

@@ -14,8 +14,12 @@ rule score_policy:
     log:
         "results/logs/score_policy/{model}/{policy}.log",
     resources:
-        mem_mb=held_mb,
-        runtime=held_minutes,
+        mem_mb=lambda wildcards, attempt: of_policy(
+            SETTINGS.models[wildcards.model], attempt
+        ).mem_mb,
+        runtime=lambda wildcards, attempt: of_policy(
+            SETTINGS.models[wildcards.model], attempt
+        ).runtime,
         cpus_per_task=SETTINGS.threads,
         attempt=lambda wildcards, attempt: attempt,
     params:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from safetensors.numpy import save_file
 
+from engine.cluster import ATTEMPTS
 from engine.errors import main_guard
 from engine.files import atomic, write_json
 from engine.policies import find_policy, load_policies
@@ -20,8 +21,6 @@ from evals.jobs import Progress, load_calibration, load_model, load_texts, load_
 from evals.parallel import ahead
 from evals.perplexity import context_of
 from evals.quality import cells, emulate, load_routing, open_recording, record_of, replay_cell
-
-ATTEMPTS = 3
 
 
 def main() -> None:
@@ -95,7 +94,7 @@ def main() -> None:
 
 
 def _lost(text, slots):
-    raise RuntimeError(f"the job ended {ATTEMPTS} times before it was done; results/logs and the cluster's say how")
+    raise RuntimeError(f"the job ended {ATTEMPTS} times before it was done; .snakemake/slurm_logs say how")
 
 
 def _emulate_all(a, policy, texts, slot_percents, demand, bos, keep):
