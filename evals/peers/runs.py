@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from evals.peers.memory import MemoryGroup, evict, evict_libraries
+from evals.peers.memory import MemoryGroup, evict, evict_libraries, read_ahead
 
 LIBRARIES = (
     "torch",
@@ -40,16 +40,22 @@ class Outcome:
 
 
 def run(
-    command: list[str], files: Iterable[str | Path], *, limit_bytes: int | None, documents: int, timeout_s: float
+    command: list[str],
+    files: Iterable[str | Path],
+    *,
+    limit_bytes: int | None,
+    documents: int,
+    timeout_s: float,
+    ahead_kb: int | None = None,
 ) -> Outcome:
     """files: of the model, taken out of the page cache first, and, without a limit, brought into it by the same group.
 
-    UserError where no memory group can be made.
+    ahead_kb: of the device that holds the first of them. UserError where no memory group can be made.
     """
     evict(files)
     evict_libraries(LIBRARIES)
     outcome = Outcome()
-    with MemoryGroup(limit_bytes) as group:
+    with MemoryGroup(limit_bytes) as group, read_ahead(next(iter(files), "."), ahead_kb):
         if not limit_bytes:
             subprocess.run(["cat", *files], stdout=subprocess.DEVNULL, preexec_fn=group.enter, check=True)
         process = subprocess.Popen(

@@ -12,7 +12,7 @@ from pathlib import Path
 from engine.errors import error, nearest
 from engine.sheets import ID, read_sheet
 
-COLUMNS = ("id", "program", "memory", "policy", "slots", "threads", "load_mode", "tokens")
+COLUMNS = ("id", "program", "memory", "policy", "slots", "threads", "load_mode", "tokens", "read_ahead_kb")
 PROGRAMS = ("accelerate", "engine", "llama_bench", "llama_cpp", "transformers")
 LIMITED, FREE = "limit", "all"
 LOAD_MODES = ("dio", "mmap", "none")
@@ -20,7 +20,10 @@ LOAD_MODES = ("dio", "mmap", "none")
 
 @dataclass(frozen=True)
 class Peer:
-    """A row. slots: percent of a layer's experts. threads, tokens: None is all, else the first of every document."""
+    """A row. slots: percent of a layer's experts. threads, tokens: None is all, else the first of every document.
+
+    read_ahead_kb: of the disk's device while the program runs; None as the machine has it.
+    """
 
     id: str
     program: str
@@ -30,6 +33,7 @@ class Peer:
     threads: int | None
     load_mode: str | None
     tokens: int | None
+    read_ahead_kb: int | None = None
 
     @property
     def limited(self) -> bool:
@@ -54,7 +58,7 @@ def _parse(cells: dict[str, str], where: str) -> Peer:
             raise error(f"{where}: {name} '{cells[name]}' of program {cells['program']}", expected, "mend the cell")
     if llama and cells["load_mode"] not in LOAD_MODES:
         raise error(f"{where}: load_mode '{cells['load_mode']}'", "one of llama.cpp's", ", ".join(LOAD_MODES))
-    least = {"slots": 1, "threads": 1, "tokens": 2}  # first tokens are not timed
+    least = {"slots": 1, "threads": 1, "tokens": 2, "read_ahead_kb": 1}  # first tokens are not timed
     numbers = {name: _number(cells[name], number, f"{where}: {name}") for name, number in least.items()}
     words = {name: None if cells[name] == "-" else cells[name] for name in ("policy", "load_mode")}
     if numbers["slots"] is not None and numbers["slots"] > 100:

@@ -27,12 +27,31 @@ from evals.stats import percent_change
 AGAINST = {LIMITED: "llama_cpp", "all": "llama_cpp_in_memory"}  # the ratio's denominator, by memory
 EXACT = {LIMITED: "fetch_lfu_decay", "all": "engine_in_memory"}  # whose losses the others' are compared with
 COLUMNS = ("model", "size", "rehearsal", "host", "fingerprint", "peer", "program", "memory", "memory_bytes")
-COLUMNS += ("experts_bytes", "policy", "slots_percent", "threads", "load_mode", "documents", "tokens", "tokens_per_s")
+COLUMNS += (
+    "experts_bytes",
+    "policy",
+    "slots_percent",
+    "threads",
+    "load_mode",
+    "read_ahead_kb",
+    "documents",
+    "tokens",
+    "tokens_per_s",
+)
 COLUMNS += ("token_s_mean", "token_s_median", "token_s_p95", "against", "speedup", "speedup_low", "speedup_high")
 COLUMNS += ("token_perplexity", "perplexity_against", "delta_percent", "delta_percent_low", "delta_percent_high")
 COLUMNS += ("peak_bytes", "read_bytes_per_token", "level", "status", "reason")
 STATUSES = ("failed", "not run", "ok")
-NUMBERS = ("memory_bytes", "experts_bytes", "tokens", "documents", "tokens_per_s", "peak_bytes", "read_bytes_per_token")
+NUMBERS = (
+    "memory_bytes",
+    "read_ahead_kb",
+    "experts_bytes",
+    "tokens",
+    "documents",
+    "tokens_per_s",
+    "peak_bytes",
+    "read_bytes_per_token",
+)
 NUMBERS += ("token_s_p95", "speedup", "speedup_low", "speedup_high", "token_perplexity", "delta_percent", "level")
 NUMBERS += ("delta_percent_low", "delta_percent_high")
 
@@ -84,6 +103,7 @@ def _facts(record: dict, row: dict) -> dict:
     facts |= {"host": record["host"]["id"], "fingerprint": record["host"]["fingerprint"], "peer": row["id"]}
     facts |= {name: settings[name] for name in ("program", "memory", "policy", "load_mode")}
     facts |= {"slots_percent": settings["slots"], "threads": settings["threads"] or record["threads"]}
+    facts["read_ahead_kb"] = settings["read_ahead_kb"] or record["read_ahead_kb"]
     facts["memory_bytes"] = record["memory_bytes"] if settings["memory"] == LIMITED else None
     facts |= {"status": row["status"], "reason": row.get("reason", ""), "peak_bytes": row.get("peak_bytes")}
     return facts

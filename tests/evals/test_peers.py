@@ -64,7 +64,7 @@ def test_the_ratios_denominators_are_in_the_sheet_in_the_memory_they_stand_for()
     ],
 )
 def test_a_row_that_cannot_be_is_refused_by_line_column_and_value(tmp_path, column, value, says):
-    cells = dict(zip(COLUMNS, ["mine", "engine", "limit", "rule_015", "25", "all", "-", "all"], strict=True)) | {
+    cells = dict(zip(COLUMNS, ["mine", "engine", "limit", "rule_015", "25", "all", "-", "all", "-"], strict=True)) | {
         column: value
     }
     path = tmp_path / "peers.tsv"
@@ -171,12 +171,15 @@ def record(**peers) -> dict:
     for name, (seconds, loss, tokens, settings) in peers.items():
         took = [[seconds * (1 + document)] * tokens for document in range(5)]
         base = {"program": "engine", "memory": "limit", "policy": None, "slots": None, "threads": None}
-        settings = base | {"load_mode": None, "tokens": None if tokens == 5 else tokens} | settings
+        settings = (
+            base | {"load_mode": None, "read_ahead_kb": None, "tokens": None if tokens == 5 else tokens} | settings
+        )
         losses = [[loss + 0.1 * document] * tokens for document in range(5)]
         row = {"id": name, "settings": settings, "status": "ok", "seconds": took, "losses": losses}
         found.append(row | {"read_bytes": 2000, "peak_bytes": 10, "counts": {"substitutions": 3}})
     facts = {"schema": "peers-1", "host": {"id": "h", "fingerprint": "f"}, "model": "m", "size": "own", "threads": 2}
     facts |= {"dtype": "bfloat16", "rehearsal": True, "experts_bytes": 7, "memory_bytes": 5, "documents": names}
+    facts |= {"read_ahead_kb": 64}
     return facts | {"provenance": {"documents": "x", "host_sha256": "y", "store": "z"}, "peers": found}
 
 

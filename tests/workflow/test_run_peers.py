@@ -22,10 +22,10 @@ from evals.peers.sheet import COLUMNS
 from evals.peers.tables import read_table
 
 SHEET = (
-    ("llama_cpp", "llama_cpp", "limit", "-", "-", "all", "mmap", "all"),
-    ("system", "transformers", "limit", "-", "-", "all", "-", "2"),
-    ("fetch_lfu_decay", "engine", "limit", "fetch_lfu_decay", "50", "all", "-", "all"),
-    ("speed_first", "engine", "limit", "speed_first", "50", "all", "-", "all"),
+    ("llama_cpp", "llama_cpp", "limit", "-", "-", "all", "mmap", "all", "-"),
+    ("system", "transformers", "limit", "-", "-", "all", "-", "2", "-"),
+    ("fetch_lfu_decay", "engine", "limit", "fetch_lfu_decay", "50", "all", "-", "all", "-"),
+    ("speed_first", "engine", "limit", "speed_first", "50", "all", "-", "all", "-"),
 )
 LIMIT = 4_000_000_000
 DOCUMENTS, TOKENS = 2, 4
@@ -120,7 +120,7 @@ def test_what_is_there_is_kept_and_a_new_row_is_run_alone(peers):
     before = rows(peers)
     if before["system"]["status"] != "ok":
         pytest.skip(before["system"]["reason"])
-    new = ("system_again", "transformers", "limit", "-", "-", "1", "-", "2")
+    new = ("system_again", "transformers", "limit", "-", "-", "1", "-", "2", "-")
     peers.sheet((*SHEET, new))
     made(peers.run())
     after = rows(peers)

@@ -14,6 +14,7 @@ python workflow/scripts/run_peers.py --workload results/peers_workload/reference
 import argparse
 import dataclasses
 import json
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -21,6 +22,7 @@ from pathlib import Path
 from engine.errors import UserError, error, main_guard
 from engine.files import copy, sha256, write_json
 from evals.peers import llama_cpp
+from evals.peers.memory import read_ahead_kb
 from evals.peers.runs import Outcome, read_rate, run
 from evals.peers.sheet import Peer, load_sheet
 from evals.peers.workload import Document, write_ids
@@ -31,12 +33,14 @@ BENCH_TOKENS, BENCH_REPEATS = 64, 3
 
 def main() -> None:
     a = arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was set on the machine is set back
     workload = json.loads(Path(a.workload).read_text(encoding="utf-8"))
     documents = [Document(**{**one, "ids": tuple(one["ids"])}) for one in workload.pop("documents")]
     peers = load_sheet(a.sheet)
     facts = {"schema": SCHEMA, **workload, "memory_bytes": a.memory}
     facts["documents"] = [[one.text, one.topic, one.document, one.tokens] for one in documents]
     facts["provenance"]["llama_cpp"] = llama_cpp.REQUIREMENT
+    facts["read_ahead_kb"] = read_ahead_kb(a.store)
     rows = kept(Path(a.out), facts, peers)
     freeze(Path(a.out).with_name("host.yaml"), a.host)
     for number, peer in enumerate(peers.values(), start=1):
@@ -119,7 +123,14 @@ def take(a: argparse.Namespace, peer: Peer, documents: list[Document], threads: 
         limit = a.memory if peer.limited else None
         count = len(documents) if peer.program != "llama_bench" else 0
         try:
-            outcome = run(command, files, limit_bytes=limit, documents=count, timeout_s=a.timeout)
+            outcome = run(
+                command,
+                files,
+                limit_bytes=limit,
+                documents=count,
+                timeout_s=a.timeout,
+                ahead_kb=peer.read_ahead_kb,
+            )
         except UserError as exc:
             return row | {"status": "not run", "reason": " ".join(str(exc).split())}
     return row | as_row(outcome, peer)
