@@ -115,9 +115,10 @@ def fit(needs: Needs, host: Host, link: str, fast_bytes: int | None = None) -> R
     most = max(0, min(needs.experts, free // (needs.layers * needs.record_bytes)))
     ram_needed = PROGRAM_BYTES + waiting + (0 if on_gpu else needs.fast_bytes)
     lacks = []
-    if needs.slots > most:
+    waits_in_vain = waiting > 0 and ram_needed > ram
+    if needs.slots > most and (on_gpu or not waits_in_vain):
         lacks.append(_fewer(needs, most, has, on_gpu))
-    if on_gpu and ram_needed > ram:
+    if waits_in_vain or (on_gpu and ram_needed > ram):
         lacks.append(f"{sized(ram_needed)} of RAM for every expert, of {sized(ram)}: {_smaller(host, link)}")
     return Room(host.id, link, has, ram, ram_needed, int(most), lacks)
 
@@ -127,12 +128,12 @@ def _fewer(needs: Needs, most: int, has: int, on_gpu: bool) -> str:
     found = f"{needs.slots} slots a layer need {sized(needs.fast_bytes)} of {what}, of {sized(has)}: "
     if most >= needs.top_k:
         return f"{found}{most} slots fit ({share(most, needs.experts)})"
-    return f"{found}not even K = {needs.top_k} slots fit; 4 bits, a shorter context or more memory"
+    return f"{found}not even K = {needs.top_k} slots fit; fewer bits, a shorter context or more memory"
 
 
 def _smaller(host: Host, link: str) -> str:
     disks = [name for name, other in host.links.items() if other.kind == "disk"]
-    return "4 bits, or experts behind its disk" if disks else "4 bits, or a host with a disk link"
+    return "fewer bits, or experts behind its disk" if disks else "fewer bits, or a host with a disk link"
 
 
 def sized(size: float) -> str:
