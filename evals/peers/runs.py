@@ -15,17 +15,10 @@ from pathlib import Path
 
 from evals.peers.memory import MemoryGroup, evict, evict_libraries, read_ahead
 
-LIBRARIES = (
-    "torch",
-    "numpy",
-    "numba",
-    "llvmlite",
-    "tokenizers",
-    "safetensors",
-)  # pages that a program would find cached
+# whose pages a program would find cached
+LIBRARIES = ("torch", "numpy", "numba", "llvmlite", "tokenizers", "safetensors")
 
 
-# ---- a run -----------------------------------------------------------------------------------------------------------
 @dataclass
 class Outcome:
     """Of D documents, the warm-up first; what was printed before a program ended is kept."""

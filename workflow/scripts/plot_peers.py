@@ -113,8 +113,11 @@ def caption(table: pd.DataFrame) -> str:
             "program is slow: the sheet says)."
         )
     level = f"{ok['level'].iloc[0]:.0%}" if len(ok) else ""
+    rows = ok.loc[ok["memory"] == LIMITED, "read_ahead_kb"].value_counts().sort_index()
+    ahead = ", ".join(f"{kb:g} KB for {count}" for kb, count in rows.items())
     parts.append(
-        f"Measured. Ratios: mean time a token of {AGAINST[LIMITED]} (above) or {AGAINST['all']} (below) over the "
+        f"Measured. Read-ahead of the disk under the limit, by rows: {ahead} (the table says which). Ratios: mean time "
+        f"a token of {AGAINST[LIMITED]} (above) or {AGAINST['all']} (below) over the "
         f"program's, on the tokens that both decoded, {level} interval over documents, which knows nothing of how a "
         "machine differs from run to run. In per cent: perplexity against the engine that fetches every miss."
     )
