@@ -39,12 +39,18 @@ include: "workflow/rules/ledger.smk"  #           claims and their verdicts, and
 include: "workflow/rules/figures.smk"  #          one script a figure, and the two indexes
 
 
-# what asks a network runs where the run was started: a cluster's nodes often have none
+# what asks a network runs where the run was started: a cluster's nodes often have none. So do pictures and pages, of
+# which a job would wait longer than it works
 localrules:
     all,
     fetch_model,
+    index_figures,
+    index_results,
+    plot_figure,
     resolve_task,
     resolve_text,
+    write_pages,
+    write_provenance,
 
 
 rule all:

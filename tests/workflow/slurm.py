@@ -52,9 +52,9 @@ SelectTypeParameters=CR_Core
 SchedulerParameters=sched_interval=2,batch_sched_delay=0
 SlurmdParameters=config_overrides
 ReturnToService=2
-MinJobAge=300
-NodeName=hosta NodeHostname={machine} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=1 RealMemory=100000 Feature=hosta
-NodeName=hostb NodeHostname={machine} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=1 RealMemory=100000 Feature=hostb
+MinJobAge=3600
+NodeName=hosta NodeHostname={machine} NodeAddr=127.0.0.1 Port={ports[1]} CPUs={cpus} RealMemory=100000 Feature=hosta
+NodeName=hostb NodeHostname={machine} NodeAddr=127.0.0.1 Port={ports[2]} CPUs={cpus} RealMemory=100000 Feature=hostb
 PartitionName=all Nodes=hosta,hostb Default=YES MaxTime=INFINITE State=UP
 """
 
@@ -78,14 +78,14 @@ def free_ports(number: int) -> list[int]:
 
 
 class Cluster:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, cpus: int = 1) -> None:
         self.folder, self.processes = folder, {}
         for name in ("state", *(f"spool_{node}" for node in NODES)):
             (folder / name).mkdir(parents=True)
         (folder / "munge.key").write_bytes(os.urandom(1024))
         (folder / "munge.key").chmod(0o600)
         machine = socket.gethostname().split(".")[0]
-        configuration = CONFIGURATION.format(machine=machine, ports=free_ports(3), folder=folder)
+        configuration = CONFIGURATION.format(machine=machine, ports=free_ports(3), folder=folder, cpus=cpus)
         write_text(folder / "slurm.conf", configuration)
         # a job's own step loses every SLURM_ variable, so srun must be told anew where the configuration lies
         srun = f'#!/bin/sh\nSLURM_CONF={folder}/slurm.conf exec {shutil.which("srun")} "$@"\n'
@@ -186,6 +186,10 @@ class Cluster:
         """Node of every job that runs, by id."""
         rows = self.told("squeue", "--noheader", "--states=RUNNING", "--format=%i %N").splitlines()
         return dict(row.split() for row in rows)
+
+    def ended(self) -> int:
+        """Jobs that the controller still knows and that are done, however."""
+        return len(self.told("squeue", "--noheader", "--states=CD,F,CA,NF,OOM,TO", "--format=%i").splitlines())
 
     def job_of(self, *words: str) -> str:
         """The job that runs a command line with these words."""

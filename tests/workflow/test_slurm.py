@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -19,7 +18,7 @@ from pathlib import Path
 
 import pytest
 from hosts import write_profile
-from safetensors import safe_open
+from same_on_cluster import contents
 from slurm import Cluster, why_not
 from tiny import CALIBRATION, TEST, Ended, Scratch
 
@@ -69,22 +68,6 @@ def scratch_at(folder: Path) -> Scratch:
     return scratch
 
 
-def contents(scratch: Scratch) -> dict[str, object]:
-    """What every file of SAME holds, but for the seconds it took and the order of a header's keys."""
-    found: dict[str, object] = {}
-    for path in sorted(path for name in SAME for path in scratch.path(f"results/{name}").rglob("*.*")):
-        name = path.relative_to(scratch.path("results")).as_posix()
-        if path.suffix == ".json":
-            found[name] = re.sub(r'"wall_s": [0-9.e-]+', "", path.read_text(encoding="utf-8"))
-        elif path.suffix == ".safetensors":
-            with safe_open(path, "numpy") as file:
-                names = sorted(file.keys())
-                found[name] = (file.metadata(), {key: file.get_tensor(key).tobytes() for key in names})
-        elif path.suffix in (".csv", ".md"):
-            found[name] = path.read_bytes()
-    return found
-
-
 @pytest.fixture(scope="module")
 def story(tmp_path_factory) -> Story:
     if reason := why_not():
@@ -92,7 +75,7 @@ def story(tmp_path_factory) -> Story:
     base, told = tmp_path_factory.mktemp("slurm"), Story()
     local = scratch_at(base / "local")
     local.made(TARGET)
-    told.local = contents(local)
+    told.local = contents(local.path("results"), SAME)
     shutil.rmtree(local.folder)
     scratch = scratch_at(base / "scratch")
     paused = scratch.path("paused")
@@ -116,7 +99,7 @@ def story(tmp_path_factory) -> Story:
             out, err = run.communicate(timeout=2 * LIMIT_S)
             told.ended = Ended(run.returncode, out, err)
         told.scores += [line for line in scratch.started() if set(VICTIM) <= set(line.split())]
-        told.cluster = contents(scratch)
+        told.cluster = contents(scratch.path("results"), SAME)
         told.again = scratch.run(*SNAKEMAKE, *IMPATIENT, TARGET)
     told.record = json.loads(scratch.path("results/measured/true_host/tiny/own.json").read_text(encoding="utf-8"))
     told.refusal = scratch.path("results/logs/measure_host/other_host/tiny/own.log").read_text(encoding="utf-8")

@@ -40,7 +40,11 @@ onstart:
     # a run that is alive has jobs here; where Slurm was never given any, it is not asked
     if ALONE and Path(".snakemake/slurm_logs").is_dir():
         try:
-            cancel_orphans(os.getcwd())
+            left = cancel_orphans(os.getcwd())
         except UserError as exc:
             print(f"error: {exc}", file=sys.stderr, flush=True)
             os._exit(2)
+        if left:
+            # while this run was planned they wrote files, of which a cancelled job removes its own: planned anew
+            sys.stdout.flush()
+            os.execv(sys.executable, sys.orig_argv)
