@@ -2,11 +2,12 @@
 # make test   the environment, then the whole test suite
 # make bench  ratios of decision, simulator, emulator and fetch path, in one run
 # make report the main job, then its results as one page, results/report.html
-# make cluster  on a Slurm cluster: every host whose profile names its node measured, then the main job
+# make cluster  on a Slurm cluster: every host whose profile names its node measured, then the main job; SITE='options'
 # make mutants  planted faults: each must make its named test fail
 
 PYTHON ?= python3.11
 VENV := .venv
+SITE ?=
 BIN := $(VENV)/bin
 # Snakemake and its jobs find python and the packages in the environment
 RUN := PATH="$(CURDIR)/$(BIN):$$PATH"
@@ -30,8 +31,8 @@ $(VENV)/slurm: $(VENV)/ready requirements-slurm.lock
 
 # what was measured is collected by a run that begins after it, also where a host was refused
 cluster: $(VENV)/slurm
-	-$(RUN) snakemake --profile workflow/profiles/slurm results/measured/cluster
-	$(RUN) snakemake --profile workflow/profiles/slurm results/all
+	-$(RUN) snakemake --profile workflow/profiles/slurm results/measured/cluster $(SITE)
+	$(RUN) snakemake --profile workflow/profiles/slurm results/all $(SITE)
 
 report: all
 	$(RUN) snakemake --cores 1 --report results/report.html --quiet all

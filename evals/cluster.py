@@ -6,8 +6,12 @@ files would not be those that the run asked for. So the run tells its jobs, thro
 A run that is killed outright cannot cancel what it submitted. Left alone, such a job would write the very files that
 the next run makes, and time what the next run times: it is cancelled. A measurement goes on where it was.
 
+While the controller is away, the plugin that submits (2.x) forgets the jobs whose status it cannot get, and the run
+waits for ever: such jobs are asked for again.
+
 tell_jobs(settings.this_host, settings.threads); submitted()
 cancel_orphans("the folder of the workflow")
+ask_again(plugin.Executor)
 """
 
 from __future__ import annotations
@@ -73,6 +77,21 @@ def jobs_in(folder: str) -> list[str]:
     told = _slurm("squeue", "--me", "--noheader", "--array-unique", "--format=%i %j %Z")
     rows = [line.split(maxsplit=2) for line in told.splitlines()]
     return [job for job, name, place in rows if place == folder and NAME.search(name)]
+
+
+def ask_again(executor: type) -> None:
+    """Let an executor of snakemake-executor-plugin-slurm keep its jobs where no query of their status was answered."""
+    check = executor.check_active_jobs
+
+    async def check_active_jobs(self, active_jobs):
+        answered = self._status_query_calls
+        async for job in check(self, active_jobs):
+            yield job
+        if self._status_query_calls == answered:  # then it gave none, and reported none
+            for job in active_jobs:
+                yield job
+
+    executor.check_active_jobs = check_active_jobs
 
 
 def _slurm(*command: str) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 import yaml
 
 from engine.errors import UserError
-from evals.cluster import SUBMITTED, Submitted, cancel_orphans, submitted, tell_jobs
+from evals.cluster import SUBMITTED, Submitted, ask_again, cancel_orphans, submitted, tell_jobs
 from evals.settings import check
 
 ROOT = Path(__file__).parents[2]
@@ -75,3 +76,21 @@ def test_a_controller_that_does_not_answer_is_one_line_and_no_empty_queue(progra
 def test_without_slurm_there_is_nothing_to_cancel(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert cancel_orphans("/a") == []
+
+
+@pytest.mark.parametrize(("answers", "kept"), [(True, ["runs"]), (False, ["runs", "done"])])
+def test_jobs_whose_status_nobody_told_are_asked_for_again(answers, kept):
+    class Executor:  # as the plugin: what is done is reported, nothing is given where no query was answered
+        _status_query_calls = 0
+
+        async def check_active_jobs(self, active_jobs):
+            self._status_query_calls += answers
+            for job in active_jobs if answers else ():
+                if job == "runs":
+                    yield job
+
+    async def given(executor):
+        return [job async for job in executor.check_active_jobs(["runs", "done"])]
+
+    ask_again(Executor)
+    assert asyncio.run(given(Executor())) == kept

@@ -5,6 +5,7 @@ The link `disk` may be as fast as it likes; `sdcard` is throttled to what a memo
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import yaml
@@ -47,3 +48,14 @@ def write_profile(folder: Path, name: str = "box", **fields) -> Path:
     path = folder / f"{name}.yaml"
     write_text(path, yaml.safe_dump(profile(name, **fields), sort_keys=False))
     return path
+
+
+def written(folder: Path) -> dict[str, int]:
+    """When every file of a measured host's folder was written, in nanoseconds."""
+    found = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
+    return {name: path.stat().st_mtime_ns for name, path in found.items()}
+
+
+def runs(names: Iterable[str]) -> set[str]:
+    """Those that are runs of the engine."""
+    return {name for name in names if name.count("/") == 6}

@@ -19,6 +19,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import torch
 from safetensors import safe_open
 from slurm import Cluster, why_not
 
@@ -36,9 +37,10 @@ def contents(results: Path, names: Iterable[str]) -> dict[str, object]:
         if path.suffix == ".json":
             found[name] = MEASURED_HERE.sub("", path.read_text(encoding="utf-8"))
         elif path.suffix == ".safetensors":
-            with safe_open(path, "numpy") as file:
-                keys = sorted(file.keys())
-                found[name] = (file.metadata(), {key: file.get_tensor(key).tobytes() for key in keys})
+            with safe_open(path, "pt") as file:  # numpy has no bfloat16
+                tensors = {key: file.get_tensor(key) for key in sorted(file.keys())}
+                values = {key: tensor.reshape(-1).view(torch.uint8).numpy() for key, tensor in tensors.items()}
+                found[name] = (file.metadata(), {key: value.tobytes() for key, value in values.items()})
         else:
             found[name] = path.read_bytes()
     return found

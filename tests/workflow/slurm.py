@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import re
 import shutil
 import signal
 import socket
@@ -46,9 +47,12 @@ ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 SwitchType=switch/none
 MpiDefault=none
-JobAcctGatherType=jobacct_gather/none
+JobAcctGatherType=jobacct_gather/linux
+JobAcctGatherFrequency=1
+JobAcctGatherParams=OverMemoryKill
 SelectType=select/cons_tres
-SelectTypeParameters=CR_Core
+SelectTypeParameters=CR_Core_Memory
+MessageTimeout=3
 SchedulerParameters=sched_interval=2,batch_sched_delay=0
 SlurmdParameters=config_overrides
 ReturnToService=2
@@ -138,7 +142,8 @@ class Cluster:
     def start_node(self, node: str) -> None:
         self.start(node, "slurmd", "-D", "-N", node)
         if "down" in self.state(node):  # by word of lose_node
-            self.told("scontrol", "update", f"nodename={node}", "state=resume")
+            # refused where it has returned by itself in the meantime
+            subprocess.run(["scontrol", "update", f"nodename={node}", "state=resume"], **self._quiet())
         self.wait_until(lambda: self.state(node) in ("idle", "alloc"))
 
     def lose_node(self, node: str) -> None:
@@ -190,6 +195,11 @@ class Cluster:
     def ended(self) -> int:
         """Jobs that the controller still knows and that are done, however."""
         return len(self.told("squeue", "--noheader", "--states=CD,F,CA,NF,OOM,TO", "--format=%i").splitlines())
+
+    def over_memory(self) -> set[str]:
+        """Jobs that the nodes killed for it; the controller calls them failed."""
+        logs = [path.read_text(encoding="utf-8") for path in self.folder.glob("slurmd_*.log")]
+        return set(re.findall(r"StepId=(\d+)\.\d+ exceeded memory limit", "".join(logs)))
 
     def job_of(self, *words: str) -> str:
         """The job that runs a command line with these words."""

@@ -9,11 +9,10 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pandas as pd
 import pytest
-from hosts import write_profile
+from hosts import runs, write_profile, written
 from measured_cases import rename
 from test_pipeline import files
 from tiny import TEST, Ended, Scratch, run_script
@@ -88,15 +87,6 @@ def story(tmp_path_factory) -> Story:
     assert files(other) == before
     told.table = pd.read_csv(scratch.path("results/tables/local/measured.csv"), keep_default_na=False)
     return told
-
-
-def written(folder: Path) -> dict[str, int]:
-    found = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
-    return {name: path.stat().st_mtime_ns for name, path in found.items()}
-
-
-def runs(names) -> set[str]:
-    return {name for name in names if name.count("/") == 6}
 
 
 # ---- killed ----------------------------------------------------------------------------------------------------------

@@ -70,16 +70,43 @@ TASK_ROWS = {
     ],
 }
 
-# `python` of the jobs. FAULT is JSON: {"words": [of the command line], "fail": [slots, text] | "pause": file to write};
-# a job that is started again while that file is there does not pause again;
-# with "runs" it pauses in that run of the engine, the first being the warm-up
+# `python` of the jobs. FAULT is a JSON list; the first whose words are all in the command line is brought about:
+# {"words": [...], "fail": [slots, text]} that cell fails
+# {"words": [...], "pause": file} writes the file and sleeps in the second cell, unless the file is there;
+#   with "runs" it pauses in that run of the engine, the first being the warm-up
+# {"words": [...], "memory_mb": ...} takes so much before it works
 WRAPPER = """
 import json, os, runpy, sys, time
 sys.argv = sys.argv[1:]
 with open("started.log", "a") as file:
     print(*sys.argv, file=file)
-fault = json.loads(os.environ.get("FAULT", "{}"))
-if fault and set(fault["words"]) <= set(sys.argv):
+faults = json.loads(os.environ.get("FAULT", "[]"))
+fault = next((fault for fault in faults if set(fault["words"]) <= set(sys.argv)), None)
+
+def pause():
+    if not os.path.exists(fault["pause"]):
+        open(fault["pause"], "w").close()
+        time.sleep(120)
+
+if fault and "memory_mb" in fault:
+    taken = []
+    for _ in range(0, fault["memory_mb"], 100):
+        taken.append(b"x" * 100_000_000)
+        time.sleep(0.05)
+    time.sleep(5)  # of a scheduler that looks every second
+    taken.clear()
+elif fault and "runs" in fault:
+    from engine import harness
+    decode, runs = harness.decode, []
+
+    def counted(*arguments):
+        runs.append(arguments)
+        if len(runs) == fault["runs"]:
+            pause()
+        return decode(*arguments)
+
+    harness.decode = counted
+elif fault:
     from evals import quality
     emulate, calls = quality.emulate, []
 
@@ -87,24 +114,11 @@ if fault and set(fault["words"]) <= set(sys.argv):
         calls.append(text.id)
         if fault.get("fail") == [slots, text.id]:
             raise MemoryError("the test wants this cell to fail")
-        if "pause" in fault and len(calls) == 2 and not os.path.exists(fault["pause"]):
-            open(fault["pause"], "w").close()
-            time.sleep(120)
+        if "pause" in fault and len(calls) == 2:
+            pause()
         return emulate(model, attachment, policy, text, slots=slots, **options)
 
     quality.emulate = faulty
-    if "runs" in fault:
-        from engine import harness
-        decode, runs = harness.decode, []
-
-        def counted(*arguments):
-            runs.append(arguments)
-            if len(runs) == fault["runs"]:
-                open(fault["pause"], "w").close()
-                time.sleep(120)
-            return decode(*arguments)
-
-        harness.decode = counted
 if sys.argv[0] == "-m":
     sys.argv, sys.path[0] = sys.argv[1:], os.getcwd()
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
@@ -335,7 +349,7 @@ class Scratch:
 
     def run(self, *command: str, fault: dict | None = None) -> Ended:
         """A command in the scratch folder, to its end."""
-        environment = self.environment | ({"FAULT": json.dumps(fault)} if fault else {})
+        environment = self.environment | ({"FAULT": json.dumps([fault])} if fault else {})
         run = subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=900)
         return Ended(run.returncode, run.stdout, run.stderr)
 
@@ -371,7 +385,7 @@ class Scratch:
         process = subprocess.Popen(
             [*SNAKEMAKE, *arguments],
             cwd=self.folder,
-            env=self.environment | {"FAULT": json.dumps(fault)},
+            env=self.environment | {"FAULT": json.dumps([fault])},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,  # a process group of its own: only what this test started is killed

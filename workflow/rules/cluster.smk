@@ -3,7 +3,7 @@
 
 from engine.cluster import Ask, Node, nodes, of_policy
 from engine.measured_run import OWN
-from evals.cluster import cancel_orphans
+from evals.cluster import ask_again, cancel_orphans
 
 NODES = nodes(SETTINGS.hosts)
 
@@ -34,6 +34,12 @@ def timed_threads(wildcards):
     """As its profile was probed with; of this machine's as the configuration says."""
     node = NODES.get(wildcards.host)
     return node.threads if node else SETTINGS.threads
+
+
+# Snakemake loads those that are installed
+PLUGIN = sys.modules.get("snakemake_executor_plugin_slurm")
+if workflow.is_main_process and PLUGIN:
+    ask_again(PLUGIN.Executor)
 
 
 onstart:
