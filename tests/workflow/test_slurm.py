@@ -66,7 +66,7 @@ class Story:
     over_memory: set[str] = field(default_factory=set)  # ids of jobs
     attempts: dict[str, list[str]] = field(default_factory=dict)  # by policy
     table: pd.DataFrame | None = None
-    figure: bytes = b""
+    figure: str = ""
 
 
 def scratch_at(folder: Path) -> Scratch:
@@ -141,7 +141,7 @@ def story(tmp_path_factory) -> Story:
     told.whole = written(measured)
     told.record = json.loads((measured / "tiny" / "own.json").read_text(encoding="utf-8"))
     told.table = pd.read_csv(scratch.path(TARGET), keep_default_na=False)
-    told.figure = scratch.path(f"{FIGURE}.svg").read_bytes()
+    told.figure = scratch.path(f"{FIGURE}.svg").read_text(encoding="utf-8")
     told.refusal = scratch.path("results/logs/measure_host/other_host/tiny/own.log").read_text(encoding="utf-8")
     return told
 
@@ -202,7 +202,7 @@ def test_a_job_over_its_memory_in_every_attempt_is_a_gap_and_the_figure_is_drawn
     assert [line[line.index("--attempt") + 1] for line in story.attempts[GLUTTON]] == ["1", "2", "3", "4"]
     assert set(story.table[story.table.policy == GLUTTON].status) == {"failed"}
     assert set(story.table[story.table.policy == "rule_015"].status) == {"ok"}
-    assert b"no result" in story.figure
+    assert f"Without a result: {GLUTTON}" in story.figure
 
 
 def test_a_run_that_went_through_it_all_has_nothing_left_to_do(story):
