@@ -1,7 +1,7 @@
 """What would this model take here, before anything is fetched? Disk, RAM, fast memory, slots, and seconds a token.
 
     python -m engine.plan --config config/paper.yaml [--model ID] [--host ID] [--slots 25%] [--json]
-    python -m engine.plan --growth --config config/paper.yaml
+    python -m engine.plan --growth --config config/paper.yaml [--json]
     python -m engine.plan --check results/measured/epyc_2core_vm
 
 It reads a model's config.json alone: of its folder, of the hub's cache, or the committed one of config/architectures.
@@ -23,10 +23,13 @@ from engine.plan_build import BASE, Plan, plans, read_setting, read_yaml
 from engine.plan_check import compare, page
 from engine.plan_counts import REHEARSAL, TABLES, Published
 from engine.plan_growth import Growth
+from engine.plan_growth_page import as_json as growth_as_json
+from engine.plan_growth_page import page_of as growth_page
 from engine.plan_page import page_of
 from engine.policies import BASELINE, load_policies
 
 FIGURES = Path(__file__).parent.parent / "workflow" / "scripts"
+HEEDED = {"check": ("tables",), "growth": ("config", "tables", "json")}  # beside each, by what it reads
 
 
 def as_json(plan: Plan) -> dict:
@@ -60,6 +63,16 @@ def _only(known: dict, name: str | None, what: str) -> dict:
     return {name: known[name]}
 
 
+def _refuse_unheeded(parser: argparse.ArgumentParser, a: argparse.Namespace) -> None:
+    """UserError where something is asked that --check or --growth would not heed."""
+    for mode in (name for name in HEEDED if getattr(a, name)):
+        for name, value in vars(a).items():
+            if name not in (mode, *HEEDED[mode]) and value != parser.get_default(name):
+                heeded = ", ".join(f"--{other}" for other in HEEDED[mode])
+                todo = "leave it out: what is counted stands in the configuration and in the tables"
+                raise error(f"--{name.replace('_', '-')} beside --{mode}", f"{heeded} alone", todo)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m engine.plan", description=__doc__.splitlines()[0])
     parser.add_argument("--config", default=BASE, help=f"laid over {BASE}, which is the default")
@@ -71,9 +84,12 @@ def main() -> None:
     parser.add_argument("--counts", default=REHEARSAL, help="the rehearsal model whose misses are taken")
     parser.add_argument("--tables", default=TABLES, help="tables of a run, with its counts")
     parser.add_argument("--check", type=Path, metavar="FOLDER", help="of results/measured: predicted over measured")
-    parser.add_argument("--growth", action="store_true", help="jobs, node hours, bytes and longest chain of a run")
-    parser.add_argument("--json", action="store_true", help="one object a model, a line each")
+    parser.add_argument(
+        "--growth", action="store_true", help="jobs, limits of node hours, bytes, longest chain of a run"
+    )
+    parser.add_argument("--json", action="store_true", help="one object a model, a line each; one of --growth")
     a = parser.parse_args()
+    _refuse_unheeded(parser, a)
     for name, value in (("--context", a.context), ("--fast-memory", a.fast_memory)):
         if value is not None and not 0 < value < float("inf"):
             raise error(f"{name} {value:g}", "a number above 0", "choose another")
@@ -81,7 +97,8 @@ def main() -> None:
         print(page(compare(a.check, a.tables, load_policies(read_yaml(BASE)["policies_sheet"]))))
         return
     if a.growth:
-        print(Growth.of(a.config, len(list(FIGURES.glob("plot_*.py"))), a.tables).page)
+        growth = Growth.of(a.config, len(list(FIGURES.glob("plot_*.py"))), a.tables)
+        print(json.dumps(growth_as_json(growth), allow_nan=False) if a.json else growth_page(growth))
         return
     setting = read_setting(a.config)
     if a.model and a.model not in setting.models:
