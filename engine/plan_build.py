@@ -21,6 +21,7 @@ from engine.geometry import Geometry
 from engine.host import load_hosts
 from engine.host_times import Host
 from engine.model_sheet import Config, Model, find_config, load_models
+from engine.overlay import laid_over
 from engine.plan_counts import Published
 from engine.plan_memory import Needs, Room, fit
 from engine.plan_time import Expected, expect
@@ -94,9 +95,7 @@ def read_setting(path: str | Path, base: str | Path = BASE) -> Setting:
 
 def read_config(path: str | Path, base: str | Path = BASE) -> dict:
     """Checked against the schema alone."""
-    config, own = read_yaml(base), read_yaml(path)
-    nested = {key: config[key] | value for key, value in own.items() if _both(config.get(key), value)}
-    config = config | own | {key: value for key, value in nested.items() if key != "slots"}
+    config = laid_over(read_yaml(base), read_yaml(path))
     check_schema(config, str(path), SCHEMA, "config/README.md")
     return config
 
@@ -162,10 +161,6 @@ def way(
         counts = published.of(policy, percent, needs.top_k, setting.policies)
         times[name] = expect(timing, geometry, counts, policy) if counts else None
     return Way(room, slots, times, fewer=slots < needs.slots)
-
-
-def _both(one: object, other: object) -> bool:
-    return isinstance(one, dict) and isinstance(other, dict)
 
 
 def read_yaml(path: str | Path) -> dict:

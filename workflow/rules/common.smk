@@ -12,6 +12,7 @@ from pathlib import Path
 import yaml
 
 from engine.errors import UserError
+from engine.overlay import replace_whole
 from engine.policies import BASELINE, BUNDLES, distinct, load_policies
 from evals.cluster import submitted, tell_jobs
 from evals.settings import check
@@ -39,13 +40,8 @@ def hold_alive():
 # a job that a cluster runs for it reads this too: the lock is then another's
 ALIVE, ALONE = hold_alive() if workflow.is_main_process else (None, False)
 
-# Snakemake merges a second configuration into the first; slot budgets and the links that are measured it must replace,
-# or none could be left out
-overlay = workflow.config_settings.overwrite_config
-if isinstance(overlay.get("slots"), dict):
-    config["slots"] = overlay["slots"]
-if isinstance(overlay.get("measure"), dict) and "links" in overlay["measure"]:
-    config["measure"]["links"] = overlay["measure"]["links"]
+# of a second configuration, which Snakemake merges into the first
+replace_whole(config, workflow.config_settings.overwrite_config)
 
 
 def origins():
