@@ -133,6 +133,24 @@ def test_another_memory_is_refused_and_nothing_is_replaced(peers):
     assert ended.code == 2 and "one of each in a record" in ended.err and peers.out.read_bytes() == before
 
 
+@pytest.mark.parametrize("what", ["llama.cpp", "read-ahead"])
+def test_another_program_or_setting_of_the_disk_is_refused(peers, what):
+    before = peers.out.read_bytes()
+
+    def change(record):
+        if what == "llama.cpp":
+            record["provenance"]["llama_cpp"] += "0"
+        else:
+            record["read_ahead_kb"] += 1
+
+    try:
+        rewrite_json(peers.out, change)
+        ended = peers.run()
+    finally:
+        peers.out.write_bytes(before)
+    assert ended.code == 2 and "one of each in a record" in ended.err and what in ended.err
+
+
 def test_another_machine_s_profile_is_refused(peers, tmp_path):
     ended = peers.workload(host=ROOT / "config" / "hosts" / "rtx3090_pcie4.yaml", out=tmp_path / "w.json")
     assert ended.code == 2 and "probe this machine" in ended.err and not (tmp_path / "w.json").exists()

@@ -76,10 +76,11 @@ def kept(path: Path, facts: dict, peers: dict[str, Peer]) -> dict[str, dict]:
     if not path.is_file():
         return {}
     old = json.loads(path.read_text(encoding="utf-8"))
-    held = {name: facts["provenance"][name] for name in ("store", "documents", "host_sha256", "demand_sha256")}
-    same = all(old["provenance"].get(name) == value for name, value in held.items())
-    if not same or old.get("schema") != SCHEMA or old["memory_bytes"] != facts["memory_bytes"]:
-        found = f"{path}: of another store, host, documents or memory"
+    of_inputs = ("store", "documents", "host_sha256", "demand_sha256", "llama_cpp")
+    same = all(old["provenance"].get(name) == facts["provenance"][name] for name in of_inputs)
+    same &= all(old.get(name) == facts[name] for name in ("schema", "memory_bytes", "read_ahead_kb"))
+    if not same:
+        found = f"{path}: of another store, host, llama.cpp, read-ahead, memory or other documents"
         raise error(found, "one of each in a record", "move the record away to measure anew")
     rows = {row["id"]: row for row in old["peers"]}
     return {
