@@ -25,16 +25,16 @@ from slurm import Cluster, why_not
 
 ROOT = Path(__file__).parents[2]
 SUFFIXES = (".csv", ".json", ".md", ".safetensors")
-MEASURED_HERE = re.compile(r'"(wall_s|started|written|snakemake)": [^,\n]+')
+MEASURED_HERE = re.compile(r'"(wall_s|tokens_per_s)": [^,\n]+|^.*,tokens_per_s,.*$', re.MULTILINE)
 PROFILE = "results/hosts/local.yaml"
 
 
 def contents(results: Path, names: Iterable[str]) -> dict[str, object]:
-    """What files under these folders hold, but for the seconds they took and the order of a header's keys."""
+    """What files under these folders hold, but for how long it took and the order of a header's keys."""
     found: dict[str, object] = {}
     for path in sorted(path for name in names for path in (results / name).rglob("*") if path.suffix in SUFFIXES):
         name = path.relative_to(results).as_posix()
-        if path.suffix == ".json":
+        if path.suffix in (".json", ".csv"):
             found[name] = MEASURED_HERE.sub("", path.read_text(encoding="utf-8"))
         elif path.suffix == ".safetensors":
             with safe_open(path, "pt") as file:  # numpy has no bfloat16
