@@ -73,8 +73,9 @@ def main() -> int:
             subprocess.run(["git", "clone", "--quiet", ROOT, clone], check=True)
         asked = (options.target, "--configfile", options.configfile)
         print(f"{run(local, {}, '--cores', '1', *asked):6.0f} s on one machine", flush=True)
-        (remote / PROFILE).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(local / PROFILE, remote / PROFILE)
+        if (local / PROFILE).is_file():  # the target asks for it
+            (remote / PROFILE).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(local / PROFILE, remote / PROFILE)
         with Cluster(Path(folder) / "cluster", cpus=options.cpus) as cluster:
             profile = ("--profile", "workflow/profiles/slurm", "--slurm-status-command", "squeue")
             seconds = run(remote, cluster.environment, *profile, *asked)
