@@ -84,10 +84,11 @@ def ask_again(executor: type) -> None:
     check = executor.check_active_jobs
 
     async def check_active_jobs(self, active_jobs):
-        answered = self._status_query_calls
+        # its thread starts before it has its attributes, and then there is no job
+        answered = self._status_query_calls if active_jobs else 0
         async for job in check(self, active_jobs):
             yield job
-        if self._status_query_calls == answered:  # then it gave none, and reported none
+        if active_jobs and self._status_query_calls == answered:  # then it gave none, and reported none
             for job in active_jobs:
                 yield job
 

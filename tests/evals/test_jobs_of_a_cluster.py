@@ -89,8 +89,19 @@ def test_jobs_whose_status_nobody_told_are_asked_for_again(answers, kept):
                 if job == "runs":
                     yield job
 
-    async def given(executor):
-        return [job async for job in executor.check_active_jobs(["runs", "done"])]
+    ask_again(Executor)
+    assert asyncio.run(given(Executor(), ["runs", "done"])) == kept
+
+
+def test_the_plugin_is_asked_for_no_job_before_it_has_its_attributes():
+    class Executor:
+        async def check_active_jobs(self, active_jobs):
+            for job in active_jobs:
+                yield job
 
     ask_again(Executor)
-    assert asyncio.run(given(Executor())) == kept
+    assert asyncio.run(given(Executor(), [])) == []
+
+
+async def given(executor, jobs: list[str]) -> list[str]:
+    return [job async for job in executor.check_active_jobs(jobs)]
