@@ -108,8 +108,9 @@ class Growth:
             trace += anatomy.layers * (4 * anatomy.experts + 10 * k) + 4
             decisions += anatomy.layers * (11 * k + 1 + MOVE_BYTES * k) * len(policies) * len(config["slots"])
         texts = Texts.of(config["texts"]["test"], tables, resolved)
+        done = set(first)
         # the second run begins after the first has ended
-        chains = [_longest(first), _longest([job for job in second if job not in set(first)])]
+        chains = [_longest(first), _longest([job for job in every if job not in done])]
         return cls(
             jobs=dict(Counter(job.rule for job in every)),
             asked_hours={node: asked / 60 for node, asked in minutes.items() if node},

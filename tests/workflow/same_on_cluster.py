@@ -84,11 +84,12 @@ def main() -> int:
         names = sorted(path.name for path in (local / "results").iterdir() if path.is_dir())
         names = [name for name in names if name not in ("logs", "published", "stamps")]
         wanted, found = contents(local / "results", names), contents(remote / "results", names)
+        files = sorted(wanted.keys() | found.keys())
+        other = [file for file in files if found.get(file) != wanted.get(file)]
         for name in names:
-            files = [file for file in wanted if file.split("/")[0] == name]
-            other = [file for file in files if found.get(file) != wanted[file]]
-            print(f"{name:16} {len(files):5} files, {len(other)} differ {' '.join(other[:12])}")
-        return int(any(found.get(file) != wanted[file] for file in wanted))
+            of, differ = ([file for file in some if file.split("/")[0] == name] for some in (files, other))
+            print(f"{name:16} {len(of):5} files, {len(differ)} differ {' '.join(differ[:12])}")
+        return int(bool(other))
 
 
 if __name__ == "__main__":

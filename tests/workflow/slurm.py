@@ -53,6 +53,7 @@ JobAcctGatherParams=OverMemoryKill
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core_Memory
 MessageTimeout=3
+DefMemPerNode=1500
 SchedulerParameters=sched_interval=2,batch_sched_delay=0
 SlurmdParameters=config_overrides
 ReturnToService=2
@@ -191,6 +192,10 @@ class Cluster:
         """Node of every job that runs, by id."""
         rows = self.told("squeue", "--noheader", "--states=RUNNING", "--format=%i %N").splitlines()
         return dict(row.split() for row in rows)
+
+    def memory(self) -> set[str]:
+        """That jobs which run have asked a node for."""
+        return set(self.told("squeue", "--noheader", "--states=RUNNING", "--format=%m").split())
 
     def ended(self) -> int:
         """Jobs that the controller still knows and that are done, however."""

@@ -139,7 +139,14 @@ def test_another_machine_is_no_target_here(story):
 def test_a_measurement_of_nothing_says_so(story):
     story.scratch.configure(measure={**story.scratch.configuration["measure"], "slots": ["s75"]})
     ended = story.scratch.snakemake(TARGET)
-    assert ended.code != 0 and "none of its models, or of its slots, is part of this configuration" in ended.err
+    assert ended.code == 2 and ended.err.splitlines()[-1].startswith(
+        "error: measure: none of its models, or of its slots"
+    )
+
+
+def test_a_cluster_without_nodes_says_so(story):
+    ended = story.scratch.snakemake("results/measured/cluster")
+    assert ended.code == 2 and "names its node; expected `slurm:` in one at least" in ended.err.splitlines()[-1]
 
 
 def test_retrying_forgets_the_stamp_of_a_measurement_with_failed_runs_and_none_of_its_runs(story, tmp_path):

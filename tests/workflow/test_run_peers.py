@@ -131,24 +131,25 @@ def test_another_memory_is_refused_and_nothing_is_replaced(peers):
     before = peers.out.read_bytes()
     ended = peers.run(memory=LIMIT + 1)
     assert ended.code == 2 and "one of each in a record" in ended.err and peers.out.read_bytes() == before
+    assert ": memory_bytes differ" in ended.err
 
 
-@pytest.mark.parametrize("what", ["llama.cpp", "read-ahead"])
+@pytest.mark.parametrize("what", ["llama_cpp", "read_ahead_kb"])
 def test_another_program_or_setting_of_the_disk_is_refused(peers, what):
     before = peers.out.read_bytes()
 
     def change(record):
-        if what == "llama.cpp":
-            record["provenance"]["llama_cpp"] += "0"
+        if what == "llama_cpp":
+            record["provenance"][what] += "0"
         else:
-            record["read_ahead_kb"] += 1
+            record[what] += 1
 
     try:
         rewrite_json(peers.out, change)
         ended = peers.run()
     finally:
         peers.out.write_bytes(before)
-    assert ended.code == 2 and "one of each in a record" in ended.err and what in ended.err
+    assert ended.code == 2 and "one of each in a record" in ended.err and f": {what} differ" in ended.err
 
 
 def test_another_machine_s_profile_is_refused(peers, tmp_path):

@@ -37,7 +37,7 @@ SCORE = "workflow/scripts/score_policy.py"
 VICTIM = [SCORE, "rule_015"]  # of lost nodes
 TIMED = ["workflow/scripts/measure_host.py", "config/hosts/true_host.yaml"]
 KILLED_IN_RUN = 4  # a warm-up and two runs are done
-AWAY_S = 15.0  # longer than the attempts that the plugin makes when it is not told
+AWAY_S = 15.0  # longer than the plugin asks before it forgets its jobs
 FIGURE = "results/plots/local/loss_and_misses_by_slots"
 SLOW, GLUTTON = "speed_first", "quality_first"
 # in each attempt so many minutes, and less than the glutton takes but in the fourth, which records that it was lost
@@ -60,6 +60,7 @@ class Story:
     again: Ended | None = None
     kept: dict[str, int] = field(default_factory=dict)  # runs of the host that a lost node left, and when written
     whole: dict[str, int] = field(default_factory=dict)  # all runs in the end
+    memory: set[str] = field(default_factory=set)  # that the measurement asks its node for
     record: dict = field(default_factory=dict)  # of the host that was measured
     refusal: str = ""  # what the job of the other says
     limited: Ended | None = None  # the run with jobs over their time and memory
@@ -120,7 +121,9 @@ def story(tmp_path_factory) -> Story:
             cluster.start_node(told.lost)
             # a job that is just starting would end for want of the controller: the paused one alone is left
             alone = (timing.exists, scratch.path(TARGET).exists, lambda: ANOTHER in read(refusal))
+            alone += (lambda: len(cluster.running()) == 1,)
             Cluster.wait_until(lambda: all(one() for one in alone) or run.poll() is not None, LIMIT_S)
+            told.memory = cluster.memory()
             cluster.stop("slurmctld")
             time.sleep(AWAY_S)
             cluster.start_controller()
@@ -195,6 +198,10 @@ def test_a_lost_node_costs_a_measurement_the_run_that_was_running_and_no_other(s
         name: story.kept[name] for name in runs(story.kept)
     }
     assert len(runs(story.whole)) == story.record["planned"]
+
+
+def test_a_measurement_has_all_of_its_nodes_memory(story):
+    assert story.memory == {"0"}, "as Slurm says it"
 
 
 def test_a_job_over_its_time_is_tried_again_with_more(story):

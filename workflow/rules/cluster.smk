@@ -40,6 +40,8 @@ def timed_threads(wildcards):
 PLUGIN = sys.modules.get("snakemake_executor_plugin_slurm")
 if workflow.is_main_process and PLUGIN:
     ask_again(PLUGIN.Executor)
+    # of a job with mem_mb=0, a measurement, the plugin says no memory, and a site's default would hold for it
+    os.environ["SBATCH_MEM_PER_NODE"] = "0"
 
 
 onstart:
@@ -48,8 +50,7 @@ onstart:
         try:
             left = cancel_orphans(os.getcwd())
         except UserError as exc:
-            print(f"error: {exc}", file=sys.stderr, flush=True)
-            os._exit(2)
+            refuse(exc)
         if left:
             # while this run was planned they wrote files, of which a cancelled job removes its own: planned anew
             sys.stdout.flush()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import yaml
 
-from engine.errors import UserError
+from engine.errors import UserError, error
 from engine.overlay import replace_whole
 from engine.policies import BASELINE, BUNDLES, distinct, load_policies
 from evals.cluster import submitted, tell_jobs
@@ -53,15 +53,19 @@ def origins():
     return keys | dict.fromkeys(workflow.config_settings.config, "--config")
 
 
+def refuse(exc):
+    """End the run with the one line. Raised, Snakemake would wrap it in its own traceback; no job has started yet."""
+    print(f"error: {' '.join(str(exc).split())}", file=sys.stderr, flush=True)
+    os._exit(2)
+
+
 try:
     # a node reads this again for its job, and would find another machine, with other cores
     SETTINGS = check(
         config, origins(), None if workflow.is_main_process else submitted()
     )
 except UserError as exc:
-    print(f"error: {' '.join(str(exc).split())}", file=sys.stderr)
-    # Snakemake would wrap the line in its own traceback; no job has started yet
-    os._exit(2)
+    refuse(exc)
 
 if workflow.is_main_process:
     tell_jobs(SETTINGS.this_host, SETTINGS.threads)

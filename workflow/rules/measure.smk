@@ -7,8 +7,6 @@
 # after one that failed. The jobs write stamps, and the target is a rule of that name. A killed measurement goes on by
 # the same command; to measure anew, move the folder away.
 
-from snakemake.exceptions import WorkflowError
-
 from engine.measured_run import OWN, size_of
 
 TIMED_DTYPE = "bfloat16"  # of an inflated model
@@ -40,9 +38,8 @@ def to_pack(wildcards):
 def stamps_of(host, wildcards):
     measure = SETTINGS.measure
     if not measure.models or not measure.slots:
-        raise WorkflowError(
-            "measure: none of its models, or of its slots, is part of this configuration"
-        )
+        found = "measure: none of its models, or of its slots, is part of this configuration"
+        refuse(error(found, "one of each at least", "add them to models and slots"))
     stamp = STAMP.format(host=host, model="{model}", size="{size}")
     return [
         f"{stamp}/scored".format(model=model, size=size)
@@ -53,9 +50,10 @@ def stamps_of(host, wildcards):
 
 def stamps_of_nodes(wildcards):
     if not NODES:
-        raise WorkflowError(
-            "results/measured/cluster: no profile in config/hosts names its node; expected `slurm:` in one at least"
+        found = (
+            f"results/measured/cluster: no profile in {config['hosts']} names its node"
         )
+        refuse(error(found, "`slurm:` in one at least", "docs/cluster.md says how"))
     return [stamp for host in NODES for stamp in stamps_of(host, wildcards)]
 
 

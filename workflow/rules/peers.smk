@@ -166,9 +166,7 @@ def of_this_machine_s_peers(wildcards):
         found = (
             f"{few[0]} is in few bits" if few else "none is part of this configuration"
         )
-        raise WorkflowError(
-            f"peers.models: {found}; other programs need a model in its dtype"
-        )
+        refuse(error(f"peers.models: {found}", "a model in its dtype", "name another"))
     return expand(PEERS_STAMP, host=SETTINGS.this_host, model=PEERS.models)
 
 

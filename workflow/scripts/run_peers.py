@@ -77,10 +77,10 @@ def kept(path: Path, facts: dict, peers: dict[str, Peer]) -> dict[str, dict]:
         return {}
     old = json.loads(path.read_text(encoding="utf-8"))
     of_inputs = ("store", "documents", "host_sha256", "demand_sha256", "llama_cpp")
-    same = all(old["provenance"].get(name) == facts["provenance"][name] for name in of_inputs)
-    same &= all(old.get(name) == facts[name] for name in ("schema", "memory_bytes", "read_ahead_kb"))
-    if not same:
-        found = f"{path}: of another store, host, llama.cpp, read-ahead, memory or other documents"
+    other = [name for name in of_inputs if old["provenance"].get(name) != facts["provenance"][name]]
+    other += [name for name in ("schema", "memory_bytes", "read_ahead_kb") if old.get(name) != facts[name]]
+    if other:
+        found = f"{path}: {', '.join(other)} differ from this run's"
         raise error(found, "one of each in a record", "move the record away to measure anew")
     rows = {row["id"]: row for row in old["peers"]}
     return {
